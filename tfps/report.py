@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfps.storage import JobDirectory
-from tfps.summary import DONE, ChiefReport, JobSummary, Metric, RunPace, WorkersReport
+from tfps.summary import DONE, JobSummary
+from tfps.summary_entries import ChiefReport, Metric, RoundCount, RunPace, TaskSummary, WorkersReport
 from tfps.text import count, duration, number, plural
 
 _SHORT_SECS = 10.0  # in a shorter job, chance decides which worker is the slowest
@@ -16,7 +17,7 @@ _SLOW, _BEHIND = 0.8, 0.2  # the thresholds from which a worker is reported as s
 def describe_pace(pace: RunPace) -> str:
     """Return a description of how steps run."""
     steps = f"{pace.steps_per_run} steps a run" if pace.steps_per_run > 1 else "1 step a run"
-    several = f", {pace.runs_in_flight} in flight: gradients may be staler"
+    several = f", {pace.runs_in_flight} runs in flight"
     return steps + (several if pace.runs_in_flight > 1 else "")
 
 
@@ -57,13 +58,30 @@ def _rows(summary: JobSummary, chief: ChiefReport, model_dir: str | None) -> Ite
     """Yield the names and texts of the report; a text may be empty."""
     if summary.launcher and summary.launcher.first_step_secs is not None:
         yield "first step", f"{duration(summary.launcher.first_step_secs)} after the start of the command"
-    yield "training loss", "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
+    yield "training loss", _loss(summary, chief)
     yield "pace", describe_pace(chief.pace) if chief.pace else ""
+    yield "rounds", _rounds(chief.rounds, summary.global_step - chief.resumed_from_step) if chief.rounds else ""
     yield from ((f"eval {name}", _metric(value)) for name, value in chief.eval.items())
     yield from _course(summary, chief).items()
     if model_dir:
         yield "checkpoint", summary.checkpoint or "none"
         yield "logs", str(JobDirectory(model_dir).logs)
+
+
+def _loss(summary: JobSummary, chief: ChiefReport) -> str:
+    """Return the chief's last loss, or why there is none in a job that has trained; empty if that is not known."""
+    own = summary.tasks.get("worker/0", TaskSummary())
+    if chief.loss is None and own.steps == 0 and any(task.steps for task in summary.tasks.values()):
+        return "none: it is that of the chief, worker/0, which took no step"
+    return "" if chief.loss is None else f"{chief.loss:.4g} (chief)"
+
+
+def _rounds(rounds: RoundCount, steps: int) -> str:
+    """Return how many rounds a run of some steps has made, and how long they were."""
+    is_exact = rounds.made * rounds.most_steps == steps
+    length = f"{'' if is_exact else 'at most '}{plural(rounds.most_steps, 'step')}"
+    fewer = f", {count(rounds.fewest_steps)} of the worker with the fewest"
+    return f"{count(rounds.made)} of {length}" + (fewer if rounds.fewest_steps < rounds.most_steps else "")
 
 
 def _course(summary: JobSummary, chief: ChiefReport) -> Mapping[str, str]:

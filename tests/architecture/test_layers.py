@@ -23,7 +23,8 @@ from tfps.optimizers.registry import OPTIMIZERS
 # Its own package is always allowed.
 _BASE = ("tfps.errors", "tfps.config", "tfps.text", "tfps.timeouts")
 # What a job writes, and how.
-_FILES = ("tfps.json_object", "tfps.progress", "tfps.report", "tfps.storage", "tfps.summary", "tfps.text")
+_SUMMARY = ("tfps.summary", "tfps.summary_entries")
+_FILES = ("tfps.json_object", "tfps.progress", "tfps.report", "tfps.storage", *_SUMMARY, "tfps.text")
 _OUTSIDE = (*_BASE, *_FILES, "tfps.cluster")  # what is known of a job outside its tasks
 _CONTENT = ("tfps.models", "tfps.optimizers", "tfps.data")  # what a job trains
 _PLATFORM = (*_OUTSIDE, "tfps.models.loader", "tfps.jobs", "tfps.launchers.base", "tfps.launchers.common")
@@ -37,10 +38,11 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.config": ("tfps.errors", "tfps.text"),
     "tfps.text": ("tfps.errors",),
     "tfps.progress": ("tfps.text",),
-    "tfps.report": ("tfps.storage", "tfps.summary", "tfps.text"),
+    "tfps.report": ("tfps.storage", *_SUMMARY, "tfps.text"),
     "tfps.json_object": (),
     "tfps.storage": ("tfps.errors",),
-    "tfps.summary": ("tfps.errors", "tfps.json_object", "tfps.storage"),
+    "tfps.summary": ("tfps.errors", "tfps.json_object", "tfps.storage", "tfps.summary_entries"),
+    "tfps.summary_entries": ("tfps.json_object",),
     "tfps.plugins": ("tfps.errors",),
     "tfps.tf_types": (),
     "tfps.timeouts": (),

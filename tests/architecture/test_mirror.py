@@ -30,6 +30,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     ],
     "integration/test_data_policy.py": ["data/examples", "data/position", "data/stream"],
     "unit/data/test_dealer.py": ["data/hand"],
+    "unit/test_summary.py": ["summary_entries"],
     "integration/test_modes.py": [
         *("modes/async_step", "modes/asynchronous", "runtime/graph/builder", "runtime/graph/forward_pass"),
         *("runtime/coordination/interrupted_steps", "runtime/training/worker_progress"),
@@ -37,7 +38,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "integration/test_async_rounds.py": ["modes/local/async_rounds", "modes/local/grants", "modes/local/own_round"],
     "integration/test_local_sgd.py": [
         *("modes/copies", "modes/local/exchange", "modes/local/round", "modes/local/server_optimizer"),
-        *("modes/local/local_step", "modes/local/state", "modes/local/step", "modes/local/step_counts"),
+        *("modes/local/local_step", "modes/local/state", "modes/local/step", "modes/local/round_counts"),
         "modes/local_sgd",
     ],
     "integration/test_gossip.py": [
@@ -58,7 +59,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
         *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),
     ],
     "unit/cli/test_help.py": ["cli/registry"],
-    "unit/cli/test_main.py": ["cli/command", "cli/plan", "cli/tables"],
+    "unit/cli/test_main.py": ["cli/command", "cli/plan"],
     "unit/cli/test_submit.py": ["cli/jobs", "launchers/common/client"],
     "unit/cluster/test_rendezvous.py": ["cluster/addresses", "cluster/ports"],
     "unit/cluster/test_resolver.py": ["cluster/cluster_resolver", "cluster/tf_config"],
@@ -103,7 +104,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/graph/passes/test_unrolling.py": ["runtime/graph/graph_editor", "runtime/training/steps/step_runner"],
     "unit/runtime/graph/passes/test_variable_packing.py": ["runtime/graph/layout"],
     "unit/runtime/graph/passes/test_wire_packing.py": ["config/wire_format"],
-    "unit/runtime/graph/test_model_check.py": [
+    "unit/runtime/graph/checks/test_model_check.py": [
         *(
             "runtime/graph/graph_scope",
             "runtime/graph/model_calls",

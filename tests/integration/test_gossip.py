@@ -86,6 +86,9 @@ def test_the_variables_are_the_mean_of_all_copies(flags: Any, matrix: Any, tmp_p
     cluster.train(model_of(0.25, 0.5), 0, 3, model_dir=str(tmp_path), **FLAGS, **flags)
     found = cluster.variables_of(tmp_path)
     assert found["global_step"] == found["seen"] == STEPS
+    every = flags.get("collect_every", 100)
+    made = {"made": -(-STEPS // every), "fewest_steps": every, "most_steps": every}
+    assert summary(tmp_path)["rounds"] == made
     for name, value in by_hand(matrix, 0.25, 0.5).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 

@@ -55,6 +55,7 @@ class Hand:
         self._order = Order(EXAMPLES, SEED, WORKERS, partition)
         self.steps = [-(-epochs * len(share) // BATCH) for share in self._order.shares]
         self._size, self.weight, self.began, self.taken = size, 0.0, 0, [0] * WORKERS
+        self.rounds = 0
         self.restart()
 
     def restart(self) -> None:
@@ -67,6 +68,7 @@ class Hand:
 
     def round(self, max_steps: int) -> None:
         """Train for a round."""
+        self.rounds += 1
         drawn = self._drawn()
         steps = [min(self.steps[one], max_steps - self.began) if one in drawn else 0 for one in range(WORKERS)]
         changes = [self._change(worker, count) for worker, count in enumerate(steps)]
@@ -106,6 +108,8 @@ def test_the_rounds_are_those_by_hand(
     np.testing.assert_allclose(saved["weight"], hand.weight, rtol=1e-5)
     steps = [summary(tmp_path)["tasks"][f"worker/{worker}"]["steps"] for worker in range(WORKERS)]
     assert steps == hand.taken
+    rounds = {"made": hand.rounds, "fewest_steps": min(hand.steps), "most_steps": max(hand.steps)}
+    assert summary(tmp_path)["rounds"] == rounds
 
 
 def test_a_resumed_job_goes_on_with_a_round(tmp_path: Path) -> None:

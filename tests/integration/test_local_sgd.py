@@ -81,6 +81,7 @@ def test_the_rounds_are_those_by_hand(every: int, num_ps: int, tmp_path: Path) -
     saved = variables_of(tmp_path)
     assert saved["global_step"] == STEPS
     assert saved["seen"] == STEPS
+    assert summary(tmp_path)["rounds"] == {"made": -(-STEPS // every), "fewest_steps": every, "most_steps": every}
     for name, value in by_hand(every).items():
         np.testing.assert_allclose(saved[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
 
@@ -133,6 +134,7 @@ def test_a_round_has_a_sample_of_the_workers(tmp_path: Path) -> None:
     assert found[0] not in (10, 20, 40)  # always the same one
     steps = [summary(tmp_path / "a")["tasks"][f"worker/{index}"]["steps"] for index in range(3)]
     assert sum(steps) == 20
+    assert summary(tmp_path / "a")["rounds"]["made"] == 10
     assert sum(taken * 2**index for index, taken in enumerate(steps)) == 2 * found[0]
 
 

@@ -130,7 +130,7 @@ def test_workers_that_are_lost_count_until_all_goes_back_to_a_checkpoint() -> No
 def test_what_a_job_says_of_its_step_and_its_pace_is_understood() -> None:
     """The checkpoint that it goes on from, and how many steps may be under way."""
     said = lines(
-        ("worker/0", "pace: 8 steps a run, 2 in flight: gradients may be staler"),
+        ("worker/0", "pace: 8 steps a run, 2 runs in flight"),
         ("worker/1", "pace: 1 step a run"),
         ("worker/0", "resumed from /a/m/model.ckpt-17"),
     )

@@ -19,14 +19,30 @@ def final_lines(summary: dict[str, Any], model_dir: str | None) -> list[str]:
     [
         (1, 1, "1 step a run"),
         (8, 1, "8 steps a run"),
-        (8, 2, "8 steps a run, 2 in flight: gradients may be staler"),
+        (8, 2, "8 steps a run, 2 runs in flight"),
     ],
 )
 def test_the_report_tells_the_pace(steps: int, runs: int, reported: str) -> None:
-    """How many steps a run took, how many runs were under way, and what that did to the gradients."""
+    """How many steps a run took, and how many runs were in flight: facts, and no warning."""
     tasks: dict[str, object] = {name: {} for name in ("ps/0", "worker/0", "worker/1")}
     summary = {"pace": {"steps_per_run": steps, "runs_in_flight": runs}, "tasks": tasks}
     assert final_lines(summary, None)[1:] == [f"  pace           {reported}"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steps", "reported"),
+    [
+        ((20, 16, 16), 320, "20 of 16 steps"),
+        ((21, 16, 16), 330, "21 of at most 16 steps"),
+        ((1, 1, 1), 1, "1 of 1 step"),
+        ((4, 12, 16), 64, "4 of 16 steps, 12 of the worker with the fewest"),
+    ],
+)
+def test_the_report_tells_the_rounds(rounds: tuple[int, int, int], steps: int, reported: str) -> None:
+    """How many this run has made, and of how many steps; the last one may be shorter."""
+    made = dict(zip(("made", "fewest_steps", "most_steps"), rounds, strict=True))
+    summary = {"global_step": 7 + steps, "resumed_from_step": 7, "rounds": made}
+    assert final_lines(summary, None)[1:] == [f"  rounds         {reported}"]
 
 
 def test_the_final_report() -> None:
@@ -46,6 +62,15 @@ def test_the_final_report() -> None:
         "  checkpoint     m/model.ckpt-1000",
         "  logs           m/logs",
     ]
+
+
+def test_the_report_says_why_there_is_no_training_loss() -> None:
+    """The chief has taken no step, and others have; if it is not known who has, the line is left out."""
+    steps = {"worker/0": {"steps": 0}, "worker/1": {"steps": 7}}
+    none = "  training loss  none: it is that of the chief, worker/0, which took no step"
+    assert final_lines({"global_step": 7, "tasks": steps}, None)[1:] == [none]
+    for tasks in ({}, {"worker/0": {}, "worker/1": {"steps": 7}}, {"worker/0": {"steps": 0}}):
+        assert final_lines({"global_step": 7, "tasks": tasks}, None)[1:] == []
 
 
 def test_a_job_that_was_at_its_end_had_nothing_to_train() -> None:

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from tfps.errors import CheckpointError
-from tfps.summary import (
-    FAILED,
-    ChiefReport,
-    JobSummary,
-    LauncherReport,
-    RunPace,
-    TaskSummary,
-    WorkersReport,
-)
+from tfps.summary import FAILED, JobSummary
+from tfps.summary_entries import ChiefReport, LauncherReport, RunPace, TaskSummary, WorkersReport
 
 # What a launcher leaves of a job that came to its end, with every entry that there is.
 WHOLE: dict[str, Any] = {
@@ -39,6 +32,7 @@ WHOLE: dict[str, Any] = {
     "examples_per_sec": 2157.9,
     "loss": 0.187,
     "pace": {"steps_per_run": 1, "runs_in_flight": 2},
+    "rounds": None,
     "gradients_dropped": None,
     "batches_skipped": 0,
     "batch_size": 16.0,
@@ -73,6 +67,7 @@ _WITHOUT_CHIEF = (
         | {"status": "failed", "exit_code": 66, "error": "worker/1: the loss is inf"},
         {name: WHOLE[name] for name in (*_WITHOUT_CHIEF, *_OF_LAUNCHER)},
         WHOLE | {"tasks": {"worker/0": {"steps": 0}}},
+        WHOLE | {"rounds": {"made": 21, "fewest_steps": 12, "most_steps": 16}},
         WHOLE | {"seconds": 0.0, "examples_per_sec": 0.0, "batch_size": 0.0, "recovery_secs": 0.0},
         WHOLE | {"examples_per_sec": 0},
         WHOLE | {"epochs": 2},

@@ -22,7 +22,7 @@ from tfps.runtime.checkpoint.finder import select_checkpoint
 from tfps.runtime.checkpoint.manifest import INDEX, file_of
 from tfps.runtime.coordination.compatibility import digest
 from tfps.storage import JobDirectory, read_json
-from tfps.summary import Metric
+from tfps.summary_entries import Metric
 from tfps.text import show
 
 _Result = TypeVar("_Result")

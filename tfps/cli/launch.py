@@ -20,7 +20,8 @@ from tfps.runtime.checkpoint import ownership
 from tfps.runtime.checkpoint.directory import sealed, step_in
 from tfps.runtime.checkpoint.finder import Finder
 from tfps.storage import JobDirectory, make_dir, remove
-from tfps.summary import JobSummary, TaskSummary
+from tfps.summary import JobSummary
+from tfps.summary_entries import TaskSummary
 from tfps.text import plural
 
 MAX_LOCAL_TASKS = 256

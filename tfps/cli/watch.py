@@ -12,7 +12,8 @@ from tfps.jobs.poller import JobPoller
 from tfps.jobs.spec import Job
 from tfps.report import final_lines
 from tfps.storage import JobDirectory, open_file
-from tfps.summary import DONE, ChiefReport, JobSummary, Metric
+from tfps.summary import DONE, JobSummary
+from tfps.summary_entries import ChiefReport, Metric
 
 
 class Result:

@@ -127,12 +127,10 @@ class Stream:
             return self._turns.updates
         return ENDLESS if self._share.length == ENDLESS else -(-self._share.length // self.batch_size)
 
-    def steps_of(self, passes: int) -> int:
-        """Return how many batches it takes to read the worker's share so often; the last may read on in the next pass.
-
-        Only for streams of shares.
-        """
-        return -(-passes * len(self._order.shares[self._worker]) // self.batch_size)
+    def share_sizes(self) -> list[int] | None:
+        """Return, by worker, how many examples its share has; ``None`` where there are no shares."""
+        has_shares = not (self._takes_turns or self.is_dealt)
+        return [len(share) for share in self._order.shares] if has_shares else None
 
     def put(self, ids: Indices) -> None:
         """Add a batch to a stream that is dealt."""

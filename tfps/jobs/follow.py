@@ -16,7 +16,8 @@ from tfps.jobs.display import JobView, Plain, Terminal, screen
 from tfps.jobs.events import LogLine, Note, TaskExited, TaskRestarted, TaskStalled, how_it_ended
 from tfps.jobs.handle import RunningJob
 from tfps.storage import JobDirectory
-from tfps.summary import DONE, FAILED, STOPPED, JobSummary, LauncherReport, TaskSummary
+from tfps.summary import DONE, FAILED, STOPPED, JobSummary
+from tfps.summary_entries import LauncherReport, TaskSummary
 from tfps.text import utc
 from tfps.timeouts import SECOND_THOUGHT_SECS
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.modes.recovery import Fence, PartialUpdates, Pause, SyncRecovery
+from tfps.modes.rounds import Rounds, Shares
 from tfps.tf_types import Fetch, Operation, Optimizer, Session, Tensor, Variable
 
 Copy = Callable[[Fetch], Fetch]
@@ -89,6 +90,8 @@ class Step:
         any_worker_can_finish: Whether any single worker can take the steps that the others have left.
         steps_taken: int64 [workers]: the number of steps that each worker has taken in this run. ``None`` where only
             the workers know.
+        rounds_made: int64 scalar: how many rounds of this run are in the variables. ``None`` where the mode has no
+            rounds.
         dropped: int64 [workers]: the number of gradients of each worker that came too late. ``None`` where none can.
         pause: Keeps updates from starting while the chief saves. ``None`` where none can start then, or ``moments`` has
             a part of each.
@@ -101,6 +104,7 @@ class Step:
             then.
         copies: ``copies.WorkerCopies``: the step works on copies of variables on the worker. ``None`` where it works on
             the PS.
+        kept_slots: The optimizer's own variables, where each worker keeps its own values and does not send them.
         calls_workers: The indices of the other workers whose servers a run calls. It fails if one is lost, and then
             this one waits until all restart together. What such a step sends is not packed.
         end: Adds an operation that ends the step when the given ones have ended: the mode's part, and the model's own
@@ -130,6 +134,7 @@ class Step:
     staleness: Tensor | None = None
     any_worker_can_finish: bool = False
     steps_taken: Tensor | None = None
+    rounds_made: Tensor | None = None
     dropped: Tensor | None = None
     pause: Pause | None = None
     moments: Any = None
@@ -138,6 +143,7 @@ class Step:
     leave: Operation | None = None
     rejoin: Operation | None = None
     copies: Any = None
+    kept_slots: Sequence[Variable] = ()
     calls_workers: Sequence[int] = ()
     end: Callable[[Sequence[Operation]], Operation] | None = None
     before_save: Operation | None = None
@@ -169,15 +175,14 @@ class ModeContext:
         cluster: The tasks of the job.
         task: The worker that owns the graph.
         examples: int64 scalar: the number of examples in the batch of a step. ``None`` where it does not matter.
-        steps_of: Function from a number of passes over the worker's share of the examples to the number of steps that
-            they take. ``None`` where tfps does not divide the examples.
+        shares: The workers' shares of the examples. ``None`` where tfps does not divide them.
     """
 
     config: JobConfig
     cluster: Cluster
     task: Task
     examples: Tensor | None = None
-    steps_of: Callable[[int], int] | None = None
+    shares: Shares | None = None
 
 
 class Mode(abc.ABC):
@@ -249,6 +254,25 @@ class Mode(abc.ABC):
         """Return how many workers may be lost before the others cannot go on, where workers wait for one another."""
         del config
         return 0
+
+    def rounds(self, config: JobConfig, num_workers: int, shares: Shares | None) -> Rounds | None:
+        """Return the job's rounds, in a mode whose workers exchange only after several steps; ``None`` in others.
+
+        Args:
+            config: The job.
+            num_workers: The number of its workers.
+            shares: See ``ModeContext``.
+
+        Raises:
+            ValueError: If the job needs shares, and tfps does not divide the examples.
+        """
+        del config, num_workers, shares
+        return None
+
+    def why_idle(self, config: JobConfig, num_workers: int, num_idle: int) -> str:
+        """Return why some workers may have taken no step of a job that has ended, to follow "took no step:"."""
+        del config, num_workers
+        return f"no batch was left for {'it' if num_idle == 1 else 'them'}, or the others were faster"
 
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return the problems of a job's options in this mode, one message each: flag, value, and how to fix it."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode, ModeContext, Step
+from tfps.modes.rounds import Rounds, Shares
 from tfps.tf_types import Optimizer, Tensor, Variable
 
 DEFAULT_SYNC_EVERY = 10
@@ -37,6 +38,17 @@ class LocalMode(Mode):
     def gradients_per_update(self, config: JobConfig, num_workers: int) -> int:
         """Return the number of workers that train in a round."""
         return workers_per_round(config, num_workers)
+
+    def rounds(self, config: JobConfig, num_workers: int, shares: Shares | None) -> Rounds:
+        """Return the rounds, each of which ends with an exchange."""
+        return rounds_of(config, num_workers, shares)
+
+    def why_idle(self, config: JobConfig, num_workers: int, num_idle: int) -> str:
+        """Return that some workers were not drawn, where rounds have a sample of them."""
+        if workers_per_round(config, num_workers) == num_workers:
+            return super().why_idle(config, num_workers, num_idle)
+        who = "it was" if num_idle == 1 else "they were"
+        return f"{who} not drawn for a round (--worker_fraction={config.worker_fraction:g})"
 
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return an error for an optimizer of the PS that lacks a rate, or for a momentum that it does not use."""
@@ -110,18 +122,20 @@ def sync_every(config: JobConfig) -> int:
     return config.sync_every or DEFAULT_SYNC_EVERY
 
 
-def steps_per_round(context: ModeContext) -> int:
-    """Return how many steps a full round of a worker has: ``--sync_every``, or what ``--local_epochs`` take.
-
-    Raises:
-        ValueError: If there are ``--local_epochs``, and tfps does not divide the examples.
-    """
-    epochs = context.config.local_epochs
+def rounds_of(config: JobConfig, num_workers: int, shares: Shares | None) -> Rounds:
+    """Return the rounds of a job: ``--sync_every`` steps, or what ``--local_epochs`` take; see ``Mode.rounds``."""
+    drawn, epochs = workers_per_round(config, num_workers), config.local_epochs
     if epochs is None:
-        return sync_every(context.config)
-    if context.steps_of is None:
+        every = sync_every(config)
+        return Rounds([every] * num_workers, f"--sync_every={every}", drawn, are_common=not config.async_rounds)
+    if shares is None:
         raise ValueError(f"--local_epochs={epochs} needs a model that returns tfps.Examples: leave it out.")
-    return context.steps_of(epochs)
+    return Rounds(shares.steps(epochs), f"--local_epochs={epochs} of {shares}", drawn)
+
+
+def steps_per_round(context: ModeContext) -> int:
+    """Return how many steps a full round of the worker has."""
+    return rounds_of(context.config, context.cluster.num_workers, context.shares).steps[context.task.index]
 
 
 def workers_per_round(config: JobConfig, num_workers: int) -> int:

@@ -12,7 +12,7 @@ _STEP = re.compile(r"step=(\d+)(?: \S+)* loss=")  # and not eval/loss
 _SAVED = re.compile(r"saved \S*/(model\.ckpt-(\d+))$")
 _RESUMED = re.compile(r"resumed from \S*/(model\.ckpt-(\d+))$")
 _AT_ZERO = re.compile(r"no .*: training begins at step 0$")
-_PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) in flight)?")
+_PACE = re.compile(r"pace: (\d+) steps? a run(?:, (\d+) runs in flight)?")
 _COUNTED = re.compile(r"restarted .*\(\d+ of \d+\)$")  # and not with others that were lost
 KILLED = "-- killed by the harness"
 _FATE = re.compile(r"\b(restarted|stalled|killed|lost|replaced|ended with|no answer|no sign of life)\b")

@@ -119,7 +119,6 @@ def test_a_job_that_runs_there_is_told(examine: Any) -> None:
     assert findings.code == 0
     fix = "for another job, end that one first, or give other addresses."
     assert findings["job"] == ("warning", f"a job already runs there, with all tasks: {fix}")
-    assert findings.last.startswith("not ready to train")
 
 
 @pytest.mark.parametrize("place", ["here", "elsewhere"])

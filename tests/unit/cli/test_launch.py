@@ -7,7 +7,8 @@ from support.checkpoints import Training
 
 from tfps.cli import launch
 from tfps.config.job_config import JobConfig
-from tfps.summary import ChiefReport, JobSummary, RunPace, TaskSummary
+from tfps.summary import JobSummary
+from tfps.summary_entries import ChiefReport, RunPace, TaskSummary
 
 TRAINED, NOT_YET = ChiefReport(pace=RunPace(2, 1)), ChiefReport()
 

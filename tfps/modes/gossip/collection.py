@@ -10,8 +10,8 @@ from tfps.modes.copies import WorkerCopies
 from tfps.modes.gossip.links import Links
 from tfps.modes.gossip.mode import collect_every
 from tfps.modes.local.round import Round
+from tfps.modes.local.round_counts import RoundCounts
 from tfps.modes.local.state import State
-from tfps.modes.local.step_counts import StepCounts
 from tfps.modes.sync.accumulators import sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Gradient, Operation, Tensor, Variable
@@ -70,7 +70,7 @@ class Collection:
 
     Attributes:
         chief_init: Operation that the chief runs before any worker sends anything.
-        counts: How many steps of each worker are in the variables.
+        counts: How many rounds, and steps of each worker, are in the variables.
         pairs: What the worker sends: its value of each float that it changes, with the variable.
     """
 
@@ -81,7 +81,7 @@ class Collection:
         self._kept = [one for one in own if not _has_mean(one)]
         self._averaged = [*state.exchanged, *(one for one in own if _has_mean(one))]
         with tf.device(state.global_step.device):
-            self.counts = StepCounts("tfps/gossip", context.cluster.num_workers)
+            self.counts = RoundCounts("tfps/gossip", context.cluster.num_workers)
             self._is_last = shared_variable("tfps/gossip/is_last", dtype=tf.bool)
             self._staged = [
                 shared_variable(f"tfps/gossip/staged_{index}", one.shape.as_list(), one.dtype.base_dtype)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from tfps.config.job_config import JobConfig
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.gossip import topology
+from tfps.modes.rounds import Rounds, Shares
 from tfps.tf_types import Optimizer, Tensor, Variable
 
 DEFAULT_COLLECT_EVERY = 100
@@ -30,6 +31,12 @@ class GossipMode(Mode):
         """Return the number of workers."""
         del config
         return num_workers
+
+    def rounds(self, config: JobConfig, num_workers: int, shares: Shares | None) -> Rounds:
+        """Return the rounds, each of which ends with the mean of all copies."""
+        del shares
+        every = collect_every(config)
+        return Rounds([every] * num_workers, f"--collect_every={every}", num_workers)
 
     def validate(self, config: JobConfig, num_workers: int) -> Sequence[str]:
         """Return an error for a graph that does not fit the workers, or for a wire format that it does not use."""

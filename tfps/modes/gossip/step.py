@@ -130,11 +130,12 @@ class _Builder:
             chief_init=self._chief_init(protocol),
             worker_init=self._join(protocol),
             read_barrier=(self._taken,),
-            steps_taken=collection.counts.counted(),
+            steps_taken=collection.counts.steps(),
             hold=None,
             ended=protocol.ended | self._is_over,
             limit=StepLimit(period.allowed(), most=collect_every(self._context.config), renew=renew, ends_rounds=True),
             copies=self._copies,
+            rounds_made=collection.counts.rounds(),
             calls_workers=self._neighbors,
         )
 

@@ -118,6 +118,7 @@ class _Exchange:
             staleness=self._staleness.read_value(),
             any_worker_can_finish=True,
             steps_taken=self._grants.taken.read_value(),
+            rounds_made=self._rounds.read_value(),
             moments=self._moments,
             partial=async_step.partial_of(self._moments, total, first, self._worker, device),
             limit=StepLimit(
@@ -126,6 +127,7 @@ class _Exchange:
             leave=self._grants.withdraw([self._worker]),
             rejoin=self._begin([]),
             copies=self._copies,
+            kept_slots=self._state.slots,
             before_save=self._stored() if self._is_chief else None,
         )
 

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 from tfps.modes.base import ModeContext
 from tfps.modes.copies import WorkerCopies
 from tfps.modes.local.round import Round
+from tfps.modes.local.round_counts import RoundCounts
 from tfps.modes.local.state import State
-from tfps.modes.local.step_counts import StepCounts
 from tfps.modes.sync.accumulators import Accumulators, sum_dtype
 from tfps.modes.sync.tokens import shared_variable
 from tfps.tf_types import Gradient, Operation, Optimizer, Tensor, Variable
@@ -26,7 +26,7 @@ class Exchange:
 
     Attributes:
         chief_init: Operation that the chief runs before any worker ends a round.
-        counts: How many steps of each worker are in the variables.
+        counts: How many rounds, and steps of each worker, are in the variables.
         pairs: What the worker pushes: ``n_i``, ``n_i (w - w_i)`` for each trained variable, and ``n_i w_i`` for each
             averaged one, which may hold Inf. A worker that waits pushes ``n_i = 0`` alone.
     """
@@ -40,7 +40,7 @@ class Exchange:
         self._base = WorkerCopies([*state.exchanged, *state.kept], self._device, "tfps/before")
         with tf.device(state.global_step.device):
             self._total = shared_variable("tfps/weight", dtype=tf.float32)
-            self.counts = StepCounts("tfps/round", context.cluster.num_workers)
+            self.counts = RoundCounts("tfps/round", context.cluster.num_workers)
         self.chief_init = self.counts.clear()
         with tf.device(None), tf.device(self._device):
             self.pairs = self._pushed()

@@ -77,7 +77,8 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         draw=progress.tickets,
         draw_after=progress.tickets_after(taken),
         chief_init=_first(protocol, exchange),
-        steps_taken=exchange.counts.counted(),
+        steps_taken=exchange.counts.steps(),
+        rounds_made=exchange.counts.rounds(),
         give_back=functools.partial(_end, protocol, renew),
         worker_init=exchange.begin(after=[protocol.worker_init]),
         read_barrier=(),
@@ -85,6 +86,7 @@ def build(optimizer: Optimizer, loss: Tensor, global_step: Variable, context: Mo
         ended=protocol.ended | is_over,
         limit=StepLimit(progress.allowed(), most=progress.steps, renew=renew, ends_rounds=True),
         copies=own.copies,
+        kept_slots=own.state.slots,
         before_save=exchange.stored(counter) if context.task.is_chief else None,
     )
 

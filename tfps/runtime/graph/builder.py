@@ -36,9 +36,11 @@ from tfps.models.model import Model, built_by
 from tfps.models.spec import ModelSpec
 from tfps.modes.base import Mode, ModeContext, Step
 from tfps.modes.registry import mode_of
+from tfps.modes.rounds import Rounds, Shares
 from tfps.modes.updates.update_ops import leaves
-from tfps.runtime.graph import forward_pass, inputs, layout, placement, variable_check
+from tfps.runtime.graph import forward_pass, inputs, layout, placement
 from tfps.runtime.graph.background_updates import unrolled, use_worker_state
+from tfps.runtime.graph.checks import variable_check
 from tfps.runtime.graph.forward_pass import Forward, TrainJob
 from tfps.runtime.graph.graph_scope import new_graph
 from tfps.runtime.graph.layout import Layout
@@ -64,6 +66,7 @@ class TrainGraph:
             ``tf.data.experimental``.
         examples: int64 scalar: the number of examples in the batch of a step.
         reads_rate: Whether the model reads ``--learning_rate``.
+        rounds: The rounds of the mode; ``None`` if it has none.
         next_ticket: int64 [1], drawn at the end of a step.
         updates: Operation that the chief repeats in the background, several updates of the mode, or ``None``.
         load: Operation to run when the variables have their first values; see ``variable_packing``.
@@ -86,6 +89,7 @@ class TrainGraph:
     reads_rate: bool
     mode: Mode
     step: Step
+    rounds: Rounds | None
     next_ticket: Tensor
     updates: Operation | None
     load: Operation
@@ -157,8 +161,8 @@ class _Backward:
 
 def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
     """Build the gradients and the step of the mode, and put the model's own updates in order with them."""
-    steps_of = forward.iterator.stream.steps_of if forward.iterator.stream else None
-    graph, context = forward.graph, ModeContext(job.config, job.cluster, job.task, forward.examples, steps_of)
+    graph, shares = forward.graph, _shares(forward)
+    context = ModeContext(job.config, job.cluster, job.task, forward.examples, shares)
     # Slots live with their variables, so the strategy must not count them again.
     with (
         tf.device(placement.device_setter(job.cluster, job.task, lambda _op: 0)),
@@ -187,6 +191,12 @@ def _backward(job: TrainJob, forward: Forward) -> tuple[Forward, _Backward]:
         function_calls.order_inputs(graph)
         used = [op for op in placement.ancestors([step.train_op]) if op in known]
     return forward, _Backward(optimizer, packing, step, next_ticket, used)
+
+
+def _shares(forward: Forward) -> Shares | None:
+    stream = forward.iterator.stream
+    sizes = stream.share_sizes() if stream else None
+    return Shares(sizes, stream.batch_size) if sizes else None
 
 
 def _checked_optimizer(job: TrainJob, forward: Forward, packing: Packing | None) -> nan_guard.CheckedOptimizer:
@@ -249,6 +259,7 @@ def _train_graph(job: TrainJob, forward: Forward, backward: _Backward, updates: 
         reads_rate=forward.reads_rate,
         mode=job.mode,
         step=backward.step,
+        rounds=job.mode.rounds(job.config, job.cluster.num_workers, _shares(forward)),
         next_ticket=backward.next_ticket,
         updates=updates,
         load=packing.load() if packing else tf.no_op(),

@@ -10,7 +10,8 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
-from tfps.runtime.graph import inputs, model_calls, placement, variable_check
+from tfps.runtime.graph import inputs, model_calls, placement
+from tfps.runtime.graph.checks import variable_check
 from tfps.runtime.graph.graph_scope import new_graph, on_cluster
 from tfps.tf_types import Graph, InputIterator, Operation, Tensor, Variable
 

@@ -20,8 +20,9 @@ from tfps.models.model import Model
 from tfps.models.params import TrackedFlags, tracked_flags, unread_flags
 from tfps.models.spec import ModeKeys, ModelSpec
 from tfps.modes.base import Mode, Step
-from tfps.runtime.graph import graph_editor, inputs, model_calls, placement, variable_check
+from tfps.runtime.graph import graph_editor, inputs, model_calls, placement
 from tfps.runtime.graph.cancel_safe_iterator import CancelSafeIterator
+from tfps.runtime.graph.checks import variable_check
 from tfps.runtime.graph.graph_scope import on_cluster
 from tfps.runtime.graph.passes import (
     embedding_rows,

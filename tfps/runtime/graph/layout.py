@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from tfps.cluster import rendezvous
 from tfps.errors import ModelError
 from tfps.models.model import Model
+from tfps.runtime.graph.checks.variable_check import kind
 from tfps.runtime.graph.passes.snapshot import Place
 from tfps.runtime.graph.placement import VARIABLES, holds_state, task_of
-from tfps.runtime.graph.variable_check import kind
 from tfps.tf_types import Graph
 
 _SHOWN = 2

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from tfps.cluster.spec import DEVICE_OF_STATE, STATE_OF_CHIEF, Cluster, Task
+from tfps.runtime.graph import size_bounds
 from tfps.runtime.graph.graph_editor import has_function, set_device
 from tfps.tf_types import Context, DType, Fetch, Graph, Operation, Shape, Tensor, Variable
 
@@ -167,13 +168,15 @@ def variables(graph: Graph) -> list[PlacedVariable]:
 class Transfer:
     """One tensor that one step sends from one task to another.
 
-    ``num_bytes`` is ``None`` if the size is known only at run time, as for sparse gradients.
+    ``num_bytes`` is ``None`` if the size is known only at run time, as for sparse gradients. Then ``most_bytes`` is the
+    largest possible one, where the batch or a table bounds it; see ``size_bounds``.
     """
 
     tensor: str
     source: str
     target: str
     num_bytes: int | None
+    most_bytes: int | None = None
 
 
 def place_unplaced_ops(graph: Graph, device: str) -> None:
@@ -200,7 +203,8 @@ def transfers(fetches: Iterable[Fetch]) -> list[Transfer]:
         target = task_of(op)
         for name, source, size in _inputs(op):
             if source != target and name not in copied:
-                found[name, target] = Transfer(name, source, target, size)
+                most = size_bounds.most_bytes(op.graph.get_tensor_by_name(name)) if size is None else None
+                found[name, target] = Transfer(name, source, target, size, most)
     return list(found.values())
 
 

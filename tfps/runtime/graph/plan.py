@@ -8,7 +8,9 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.config.wire_format import WireFormat
 from tfps.models.model import Model
-from tfps.runtime.graph import builder, graph_editor, model_check, placement
+from tfps.modes.rounds import Rounds
+from tfps.runtime.graph import builder, graph_editor, placement
+from tfps.runtime.graph.checks import model_check
 from tfps.runtime.graph.passes import variable_packing
 from tfps.tf_types import Graph
 
@@ -29,6 +31,8 @@ class Plan:
         waiting_pulled: The tensors that the PS send to one worker in a round in which it waits. ``None`` where all
             workers train in each round.
         waiting_pushed: The tensors that one worker sends to the PS in such a round.
+        kept: The names of the optimizer's variables that stay with each worker.
+        rounds: The rounds of the job; ``None`` where the mode has none.
         plain: The plan of the same job with ``--wire=plain``; ``None`` if this is that plan.
     """
 
@@ -42,6 +46,8 @@ class Plan:
     round_pushed: Sequence[placement.Transfer] = ()
     waiting_pulled: Sequence[placement.Transfer] | None = None
     waiting_pushed: Sequence[placement.Transfer] | None = None
+    kept: Sequence[str] = ()
+    rounds: Rounds | None = None
     plain: "Plan | None" = None
 
 
@@ -77,6 +83,8 @@ def make(config: JobConfig, cluster: Cluster, model: Model) -> Plan:
         round_pushed=pushed_in_round,
         waiting_pulled=waiting_pulled,
         waiting_pushed=waiting_pushed,
+        kept=[slot.op.name for slot in built.step.kept_slots],
+        rounds=built.rounds,
         plain=make(config.replace(wire="plain"), cluster, model) if packs else None,
     )
 

@@ -22,14 +22,15 @@ from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
 from tfps.runtime.checkpoint.finder import Finder
 from tfps.runtime.checkpoint.job_end import has_ended_since
 from tfps.runtime.error_translation import failed, is_of_peers
-from tfps.runtime.graph import cancel_safe_iterator, model_check, variable_check
+from tfps.runtime.graph import cancel_safe_iterator
+from tfps.runtime.graph.checks import model_check, variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.runtime.process import task_log
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results.evaluation_progress import EvaluationProgress
 from tfps.runtime.results.event_file import EventFile
 from tfps.storage import JobDirectory
-from tfps.summary import Metric
+from tfps.summary_entries import Metric
 from tfps.tf_types import Session
 
 _POLL_SECS = 0.5

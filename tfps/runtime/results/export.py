@@ -14,7 +14,8 @@ from tfps.errors import CheckpointError, StorageError
 from tfps.models.model import Model
 from tfps.models.spec import ModeKeys
 from tfps.runtime.checkpoint import restore
-from tfps.runtime.graph import model_check, serving, variable_check
+from tfps.runtime.graph import serving
+from tfps.runtime.graph.checks import model_check, variable_check
 from tfps.storage import JobDirectory
 from tfps.text import brief, show
 

@@ -34,7 +34,7 @@ from tfps.runtime.results.event_file import EventFile
 from tfps.runtime.training.connection import Connection
 from tfps.runtime.training.steps import end_of_input
 from tfps.storage import JobDirectory, remove
-from tfps.summary import Metric
+from tfps.summary_entries import Metric, RoundCount
 from tfps.text import brief
 from tfps.tf_types import Session
 
@@ -221,6 +221,13 @@ class Chief:
     def gradients_dropped(self, session: Session) -> list[int]:
         """Return how many gradients of each worker came too late; empty where that is not counted."""
         return elements(session, self._built.step.dropped)
+
+    def rounds(self, session: Session) -> RoundCount | None:
+        """Return the rounds of this run; ``None`` in a mode without."""
+        made, rounds = self._built.step.rounds_made, self._built.rounds
+        if made is None or rounds is None:
+            return None
+        return RoundCount(int(session.run(made)), min(rounds.steps), max(rounds.steps))
 
     def save_if_due(self, session: Session) -> None:
         """Save every ``save_checkpoint_secs``; log a failure, and continue training.

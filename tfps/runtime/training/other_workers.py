@@ -53,10 +53,15 @@ class OtherWorkers:
         done = self._of(session, AT_ITS_END)
         return [task for task in self.tasks if task not in done]
 
-    def report_idle(self, steps: Sequence[int]) -> None:
-        """Log which of the others have taken no step, by the number of steps of each worker."""
-        if idle := [str(task) for task in self.tasks if not steps[task.index]]:
-            log.info("%s took no step: no batch was left for it, or the others were faster", ", ".join(idle))
+    def report_idle(self, steps: Sequence[int], why: Callable[[int], str]) -> None:
+        """Log which workers have taken no step, this one included, by the number of steps of each worker.
+
+        Args:
+            steps: By worker, the number of its steps.
+            why: Returns the mode's reason, for that many workers; see ``Mode.why_idle``.
+        """
+        if idle := [f"worker/{index}" for index, count in enumerate(steps) if not count]:
+            log.info("%s took no step: %s", ", ".join(idle), why(len(idle)))
 
     def any_trains(self, session: Session) -> bool:
         """Return whether one of the others takes steps."""

@@ -18,7 +18,8 @@ from tfps.runtime.training.chief import Chief
 from tfps.runtime.training.steps.training_loop import Loop
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import JobDirectory
-from tfps.summary import DONE, FAILED, STOPPED, ChiefReport, JobSummary, Metric, TaskSummary, WorkersReport
+from tfps.summary import DONE, FAILED, STOPPED, JobSummary
+from tfps.summary_entries import ChiefReport, Metric, RoundCount, TaskSummary, WorkersReport
 from tfps.text import utc
 from tfps.tf_types import Session
 
@@ -33,6 +34,7 @@ class Observations:
         batch_size: The mean number of examples in a batch, over the workers whose is known; 0 for none.
         secs: For how many seconds the worker that has trained the longest has trained.
         partial_updates: See ``JobSummary``.
+        rounds: See ``ChiefReport``.
         dropped: By worker index, how many gradients came too late; empty where that is not counted.
         metrics: The final metrics by name.
     """
@@ -42,6 +44,7 @@ class Observations:
     batch_size: float = 0.0
     secs: float = 0.0
     partial_updates: int | None = None
+    rounds: RoundCount | None = None
     dropped: Sequence[int] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
@@ -57,7 +60,8 @@ def observations(
         staleness=chief.staleness(session),
     )
     dropped, partial = chief.gradients_dropped(session), chief.partial_updates(session)
-    return replace(counts(totals), workers=workers, partial_updates=partial, dropped=dropped)
+    rounds = chief.rounds(session)
+    return replace(counts(totals), workers=workers, partial_updates=partial, rounds=rounds, dropped=dropped)
 
 
 def counts(totals: Sequence[WorkerTotals]) -> Observations:
@@ -157,6 +161,7 @@ def _report_of_chief(
         examples_per_sec=round(examples / observed.secs, 1) if observed.secs else 0,
         loss=progress.loss,
         pace=loop.pace.in_summary if loop and loop.progress.steps else None,
+        rounds=observed.rounds,
         gradients_dropped=sum(observed.dropped) if observed.dropped else dropped(config, chief, progress, steps),
         batches_skipped=observed.batches_skipped,
         batch_size=observed.batch_size,

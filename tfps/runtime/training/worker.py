@@ -104,7 +104,8 @@ class Worker:
         self._loop = loop
         self._early_end = early_end
         workers, here = plural(self._cluster.num_workers, "worker"), devices.described(self._config)
-        mode = registry.described(self._config)
+        mode, rounds = registry.described(self._config), parts.built.rounds
+        here += f", rounds of {plural(rounds.steps[self.task.index], 'step')}" if rounds else ""
         log.info("training: mode %s, %s, %d ps%s", mode, workers, self._cluster.num_ps, here)
         parts.barrier.listen()
         try:
@@ -188,7 +189,8 @@ class Worker:
         loop.progress.global_step, metrics = chief.complete(session)
         steps = chief.steps_taken(session) or parts.steps_of_workers(chief.resumed_from_step, loop.progress)
         if step > chief.resumed_from_step:
-            parts.others.report_idle(steps)
+            why_idle = functools.partial(parts.built.mode.why_idle, self._config, self._cluster.num_workers)
+            parts.others.report_idle(steps, why_idle)
         totals = parts.totals_of_workers(loop.progress)
         observed = summary_writer.observations(session, totals, chief, parts.barrier.stragglers)
         observed = replace(observed, metrics=metrics)

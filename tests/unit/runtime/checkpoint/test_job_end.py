@@ -18,7 +18,8 @@ from tfps.launchers.local import task_process
 from tfps.runtime.checkpoint import job_end
 from tfps.runtime.process import process_identity
 from tfps.runtime.training import joining, worker
-from tfps.summary import ChiefReport, JobSummary
+from tfps.summary import JobSummary
+from tfps.summary_entries import ChiefReport
 
 
 def test_a_job_has_ended_only_while_its_checkpoint_is_there(tmp_path: Path) -> None:

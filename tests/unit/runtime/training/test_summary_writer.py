@@ -28,7 +28,8 @@ from tfps.runtime.training.summary_writer import observations
 from tfps.runtime.training.worker_parts import WorkerParts
 from tfps.runtime.training.worker_progress import Progress
 from tfps.storage import open_file
-from tfps.summary import ChiefReport, JobSummary
+from tfps.summary import JobSummary
+from tfps.summary_entries import ChiefReport
 from tfps.text import utc
 
 
@@ -54,7 +55,8 @@ def test_a_chief_that_was_started_again_is_not_slow(
     before: WorkerTotals, unreported: int, steps: int, paces: dict[str, float]
 ) -> None:
     """Its pace counts what it had done before; one that has taken no step has none, and is not named."""
-    chief: Any = SimpleNamespace(staleness=lambda _: None, partial_updates=lambda _: 0, gradients_dropped=lambda _: [])
+    none: dict[str, Any] = {"staleness": lambda _: None, "partial_updates": lambda _: 0, "rounds": lambda _: None}
+    chief: Any = SimpleNamespace(**none, gradients_dropped=lambda _: [])
     totals = totals_after(before, Progress(steps=steps, began=100.0, last_step=101.0), unreported)
     stragglers: Any = SimpleNamespace(shares={})
     workers = observations(None, [totals, WorkerTotals(600, 0, 60.0)], chief, stragglers).workers

@@ -23,33 +23,11 @@ from tfps.tf_types import FuncGraph, Graph, NodeDef, Operation, Tensor
 
 _HARMLESS = ("CheckNumerics", "CheckNumericsV2", "Assert", "ConsumeMutexLock", "Placeholder", "Timestamp")
 _READS = (
-    "ReadVariableOp",
-    "VarIsInitializedOp",
-    "VariableShape",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "LookupTableFind",
-    "LookupTableFindV2",
-    "LookupTableSize",
-    "LookupTableSizeV2",
-    "LookupTableExport",
-    "LookupTableExportV2",
-    "Identity",
-    "IdentityN",
-    "RefIdentity",
-    "IsVariableInitialized",
-    "IteratorGetNext",
-    "MultiDeviceIteratorGetNextFromShard",
-    "Enter",
-    "RefEnter",
-    "Switch",
-    "RefSwitch",
-    "Merge",
-    "RefMerge",
-    "Exit",
-    "RefExit",
-    "NextIteration",
-    "RefNextIteration",
+    *("ReadVariableOp", "VarIsInitializedOp", "VariableShape", "ResourceGather", "ResourceGatherNd"),
+    *("LookupTableFind", "LookupTableFindV2", "LookupTableSize", "LookupTableSizeV2", "LookupTableExport"),
+    *("LookupTableExportV2", "Identity", "IdentityN", "RefIdentity", "IsVariableInitialized"),
+    *("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard", "Enter", "RefEnter", "Switch", "RefSwitch"),
+    *("Merge", "RefMerge", "Exit", "RefExit", "NextIteration", "RefNextIteration"),
 )
 _VALUES = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 OF_GENERATORS = ("StatefulRandom", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "Rng")
@@ -146,13 +124,12 @@ class Lasting:
 
     def drawn(self, op: Operation) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs from whose states it draws random numbers."""
-        return self._used(op, _draws_itself)
+        return self._used(op, lambda one: bool(one.type.startswith(OF_GENERATORS)))
 
     def _used(self, op: Operation, uses: Callable[[Operation], bool]) -> Sequence[Tensor]:
         """Return those handles among an operation's inputs that it uses in some way, or a function that it calls."""
         called = self._called(op)
-        handles = _handles(op) if called or uses(op) else []
-        handles = [handle for handle in handles if self.origin(handle).type not in OF_A_STEP]
+        handles = [one for one in _handles(op) if self.origin(one).type not in OF_A_STEP] if called or uses(op) else []
         if not called or not handles:
             return handles
         found = {handle.name for body in called for handle in self._used_by(op, body, uses)}
@@ -237,10 +214,6 @@ def draws(graph: Graph, node: NodeDef) -> bool:
 def draws_from_state(graph: Graph, node: NodeDef) -> bool:
     """Return whether an operation draws random numbers from a state in a variable, perhaps in a function."""
     return any(one.op.startswith(OF_GENERATORS) for one in (node, *nodes_within(graph, node)))
-
-
-def _draws_itself(op: Operation) -> bool:
-    return bool(op.type.startswith(OF_GENERATORS))
 
 
 def needs_inlining(fetches: Sequence[Tensor | Operation]) -> bool:

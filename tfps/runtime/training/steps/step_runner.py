@@ -24,7 +24,7 @@ from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
 from tfps.runtime.process import malloc
-from tfps.summary import RunPace
+from tfps.summary_entries import RunPace
 from tfps.tf_types import Session
 
 _RUN_SECS = 0.2

@@ -4,7 +4,8 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.models.model import Model
 from tfps.modes.registry import mode_of
-from tfps.runtime.graph import builder, variable_check
+from tfps.runtime.graph import builder
+from tfps.runtime.graph.checks import variable_check
 from tfps.runtime.graph.evaluation import EvalGraph, evaluation_graph
 from tfps.tf_types import Graph
 

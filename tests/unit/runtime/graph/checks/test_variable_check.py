@@ -16,7 +16,8 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ModelError
 from tfps.models.model import Model
-from tfps.runtime.graph import builder, variable_check
+from tfps.runtime.graph import builder
+from tfps.runtime.graph.checks import variable_check
 
 CLUSTER = Cluster(("ps:1",), ("worker:1", "worker:2"))  # of which nothing is started
 

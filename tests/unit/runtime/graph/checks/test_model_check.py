@@ -24,7 +24,8 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, DataError, ModelError
 from tfps.models import params as model_params
 from tfps.runtime.coordination.compatibility import digest
-from tfps.runtime.graph import builder, model_calls, model_check, plan, serving
+from tfps.runtime.graph import builder, model_calls, plan, serving
+from tfps.runtime.graph.checks import model_check
 from tfps.runtime.results import evaluation, export
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,1 @@
+"""What is checked of a model: its graph, and the variables that it creates."""
