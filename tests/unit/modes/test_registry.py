@@ -10,6 +10,7 @@ from tfps.cluster.spec import Cluster
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.config.topology import topology
 from tfps.modes import registry
+from tfps.modes.gossip.mode import GossipMode
 from tfps.runtime.graph import plan
 
 
@@ -49,10 +50,11 @@ def test_each_flag_of_a_mode_is_told(name: str) -> None:
     assert told == " ".join([name, *(f"--{flag}=7" for flag in mode.flags)])
 
 
-def test_what_is_for_several_modes_names_them_once() -> None:
+def test_what_is_for_several_modes_names_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modes of a flag are one list; a single one is repeated as what to give."""
+    monkeypatch.setattr(GossipMode, "flags", ())
     [several] = registry.problems_of(JobConfig(mode="gossip", data_policy="shard"), 2)
-    modes = "--mode=async, sync, ssp or local"
+    modes = "--mode=async, sync, ssp, local or allreduce"
     assert several == (
         f"--data_policy=shard is for {modes}, and this job has --mode=gossip: give one of these, or leave it out."
     )

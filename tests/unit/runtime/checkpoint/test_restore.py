@@ -134,4 +134,4 @@ def test_only_what_was_trained_is_called_lost(
     with caplog.at_level(logging.INFO):
         restore.report_no_checkpoint("/m")
     assert caplog.messages[0] == "no checkpoint in /m: training begins at step 0"
-    assert ["is lost" in line for line in caplog.messages[1:]] == [True] * warnings
+    assert ["are lost" in line for line in caplog.messages[1:]] == [True] * warnings
