@@ -53,8 +53,9 @@ class RoundCounts:
     def begin(self, generation: Tensor) -> Operation:
         """Return an operation that begins to count, in the first generation of a run."""
 
-        def zero() -> Operation:
-            return tf.group(self._steps.initializer, self._rounds.initializer)
+        def zero() -> Operation:  # an initializer, which is not in here, would run in any case
+            steps = self._steps.assign(tf.zeros(self._steps.shape, tf.int64), read_value=False)
+            return tf.group(steps, self._rounds.assign(0, read_value=False))
 
         with tf.device(self._steps.device):
             return tf.cond(generation > 0, tf.no_op, zero)
