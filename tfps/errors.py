@@ -12,6 +12,10 @@
     ├── PlatformError           69   a platform does not answer, or refuses; quotes its messages
     │   ├── ClientMissingError  69   the platform's own program or package is not installed
     │   └── JobNotFoundError    69   the platform knows no such job, or tfps did not submit it
+    ├── ServiceError            76   a parameter service refuses a request; nothing has changed there
+    │   ├── ProtocolError       76   what arrives is no message of tfps, or of another release
+    │   ├── NotReadyError       76   the service begins again from its last checkpoint; clients ask again
+    │   └── ServiceEndedError   76   the service has come to its last step
     ├── StorageError            74   model_dir cannot be written
     └── RetryableError         128+  the same command may succeed if it is run again
         ├── KilledError        137   a signal killed the process that imports TensorFlow
@@ -94,6 +98,24 @@ class ClientMissingError(PlatformError):
 
 class JobNotFoundError(PlatformError):
     """The platform knows no job with this handle, or tfps did not submit that job."""
+
+
+class ServiceError(TfpsError):
+    """A parameter service refuses a request, and has changed nothing. ``sysexits.h`` calls the code EX_PROTOCOL."""
+
+    exit_code = 76
+
+
+class ProtocolError(ServiceError):
+    """What arrives is no message of tfps, or one of another release."""
+
+
+class NotReadyError(ServiceError):
+    """A parameter service begins again from its last checkpoint; nothing has changed, and clients ask again."""
+
+
+class ServiceEndedError(ServiceError):
+    """A parameter service has come to its last step, and takes no further gradients."""
 
 
 class StorageError(TfpsError):

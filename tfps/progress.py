@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tfps.text import number
 
+RATES = ("loss", "updates/s")  # a progress line with one of these reports on training or on a service
 # The first word of a task's line, if the line starts a new state of that task.
 STATES = ("waiting", "training", "evaluating", "done", "stopped", "stalled", "restarted", "error")
 

@@ -72,13 +72,15 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime.error_translation": _TASKS,
     "tfps.runtime.results": (*_TASKS, "tfps.runtime.error_translation"),
     "tfps.runtime.training": (*_TASKS, "tfps.runtime.error_translation", "tfps.runtime.results"),
-    "tfps.runtime.task": (*_TASKS, "tfps.runtime.results", "tfps.runtime.training"),
-    "tfps.cli": (*_OUTSIDE, *_CONTENT, "tfps.modes", "tfps.jobs", "tfps.launchers", "tfps.runtime"),
+    "tfps.runtime.task": (*_TASKS, "tfps.runtime.results", "tfps.runtime.training", "tfps.runtime.service"),
+    "tfps.client": (*_BASE, "tfps.cluster.addresses"),
+    "tfps.runtime.service": (*_TASKS, "tfps.runtime.results", "tfps.client"),
+    "tfps.cli": (*_OUTSIDE, *_CONTENT, "tfps.client", "tfps.modes", "tfps.jobs", "tfps.launchers", "tfps.runtime"),
 }
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = (
     *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types", "tfps.timeouts"),
-    *("tfps.cluster", "tfps.jobs", "tfps.launchers"),
+    *("tfps.cluster", "tfps.jobs", "tfps.launchers", "tfps.client"),
 )
 
 _LAUNCHER_MODULES = [place.partition(":")[0] for place in LAUNCHERS.builtin.values()]

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tfps.cli import serving
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, check_job
+from tfps.client.client import HOSTS
 from tfps.cluster import ports
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
@@ -32,18 +34,33 @@ def _launch(argv: Sequence[str]) -> int:
     began = time.monotonic()
     problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
+    serving.check_flags(job, problems)
     job = registry.sized(job)
     job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
-    check_job(job, job.num_workers, problems)
+    if job.serve:
+        job = job.replace(model=serving.NAME)
+    else:
+        check_job(job, job.num_workers, problems)
+    _check_ports(job, problems)
     problems.of(task.require_tensorflow)
-    if (job.num_ps or 0) + (job.num_workers or 2) > MAX_LOCAL_TASKS:
-        problems.add(
-            f"--num_ps={job.num_ps} and --num_workers={job.num_workers} are more than the {MAX_LOCAL_TASKS} tasks "
-            "that launch starts on one machine: give fewer."
-        )
     problems.settle()
     job = found_from_anywhere(job.replace(model_dir=job.model_dir or new_model_dir(job.model)))
     return _follow(job, began)
+
+
+def _check_ports(job: JobConfig, problems: ProblemCollector) -> None:
+    """Check the number of tasks, and that only those of a service have ports of the user's choice."""
+    if _num_tasks(job) > MAX_LOCAL_TASKS:
+        given = f"--num_ps={job.num_ps}" + ("" if job.serve else f" and --num_workers={job.num_workers}")
+        problems.add(
+            f"{given} are more than the {MAX_LOCAL_TASKS} tasks that launch starts on one machine: give fewer."
+        )
+    if job.port_base is not None and not job.serve:
+        problems.add("--port_base is for --serve: leave it out. launch finds free ports for the tasks of a job.")
+
+
+def _num_tasks(job: JobConfig) -> int:
+    return (job.num_ps or 0) + (0 if job.serve else job.num_workers or 2)
 
 
 def _follow(job: JobConfig, began: float) -> int:
@@ -54,10 +71,12 @@ def _follow(job: JobConfig, began: float) -> int:
     ownership.check(job.model_dir, force=job.force)
     make_dir(directory.logs)
     remove(directory.summary)  # an earlier run's
-    workers = plural(job.num_workers or 2, "worker")
-    size = f"{job.num_ps} ps, {workers}"
+    workers = plural(job.num_workers or 2, "client" if job.serve else "worker")
+    size = f"{job.num_ps} ps" if job.serve and job.mode != "sync" else f"{job.num_ps} ps, {workers}"
     print(f"{job.model}: {size}, {registry.described(job)}; model_dir {job.model_dir}", flush=True)
-    with ports.held_ports((job.num_ps or 0) + (job.num_workers or 2)) as held:
+    with ports.held_ports(_num_tasks(job), job.port_base) as held:
+        if job.serve:
+            print(f"{HOSTS}={','.join(f'127.0.0.1:{port}' for port in held)}", flush=True)
         launcher = LocalLauncher(held)
         plan = launcher.plan(Job(directory.path.name, job))
         shown = display.job_view(job, plan.commands, began)
@@ -136,7 +155,7 @@ def _last_step(summary: JobSummary) -> int | None:
 COMMAND = Command(
     "launch",
     _launch,
-    ("size", *JOB, "restarts"),
+    ("size", "ports", *JOB, "service", "restarts"),
     "run a whole cluster on this machine",
     "Shows the job while it runs; Ctrl-C saves and stops it. Without --model_dir it creates a directory in runs/.",
     "tfps launch --num_ps=1 --num_workers=2 --model=mnist --issync=1",

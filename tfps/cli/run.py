@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from tfps.cli import serving
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, check_mode, check_ports, print_error
 from tfps.cluster import ports, resolver
@@ -38,17 +40,13 @@ def _run(argv: Sequence[str]) -> int:
     """Run one task."""
     problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
-    problems.of(static_check.check, job.model)
+    serving.check_flags(job, problems)
     check_ports(job, problems)
-    sizes = registry.num_ps_of(job), job.num_workers
-    place = problems.of(
-        resolver.resolve, job.ps_hosts, job.worker_hosts, job.job_name, job.task_index, *sizes, os.environ
-    )
-    num_workers = place[0].num_workers if place else None
-    check_mode(job, num_workers, problems)
-    problems.of(loader.check_data, job.model, job.data_dir, num_workers or 1)
-    if place and place[1].job == "evaluator" and not job.model_dir:
-        problems.add("--model_dir is missing: the evaluator reads the checkpoints there.")
+    num_workers = None if job.serve else job.num_workers
+    num_ps = dataclasses.replace(registry.num_ps_of(job), has_workers=not job.serve)
+    given = job.ps_hosts, job.worker_hosts, "ps" if job.serve else job.job_name, job.task_index
+    place = problems.of(resolver.resolve, *given, num_ps, num_workers, os.environ)
+    job = job.replace(model=serving.NAME) if job.serve else _checked(job, place, problems)
     problems.of(task.require_tensorflow)
     problems.settle()
     assert place is not None
@@ -61,11 +59,22 @@ def _run(argv: Sequence[str]) -> int:
     return _be_task(job, members, me, port_flag)
 
 
+def _checked(job: JobConfig, place: tuple[Cluster, Task] | None, problems: ProblemCollector) -> JobConfig:
+    """Return the config of a job that trains a model, checked."""
+    num_workers = place[0].num_workers if place else None
+    problems.of(static_check.check, job.model)
+    check_mode(job, num_workers, problems)
+    problems.of(loader.check_data, job.model, job.data_dir, num_workers or 1)
+    if place and place[1].job == "evaluator" and not job.model_dir:
+        problems.add("--model_dir is missing: the evaluator reads the checkpoints there.")
+    return job
+
+
 def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
     """Run the task in a child process, and restart it when it is lost."""
     from tfps.launchers.local.supervisor import Supervisor  # noqa: PLC0415  an unsupervised task does not need it
 
-    if me.is_chief:  # all its processes use the same directory
+    if _leads(job, me):  # all its processes use the same directory
         job, kept = _with_directory(found_from_anywhere(job))
         if kept:
             print(kept, flush=True)
@@ -76,10 +85,15 @@ def _supervise(job: JobConfig, members: Cluster, me: Task) -> int:
     return code
 
 
+def _leads(job: JobConfig, me: Task) -> bool:
+    """Return whether a task has the directory: the chief, or the first PS of a service."""
+    return me == Task("ps", 0) if job.serve else me.is_chief
+
+
 def _be_task(given: JobConfig, members: Cluster, me: Task, port_flag: str) -> int:
     if me.job != "evaluator":
         ports.check_port(members.address(me), port_flag)
-    job, kept = _with_directory(found_from_anywhere(given)) if me.is_chief else (found_from_anywhere(given), "")
+    job, kept = _with_directory(found_from_anywhere(given)) if _leads(given, me) else (found_from_anywhere(given), "")
     console = _open_log(job, members, me)
     _log_if_any(kept)
     try:
@@ -122,7 +136,7 @@ def _open_log(job: JobConfig, members: Cluster, me: Task) -> TextIO:
     """
     is_again = STARTED_AGAIN in os.environ
     try:
-        if me.is_chief:
+        if _leads(job, me):
             ownership.check_launch(job.model_dir)
             ownership.check(job.model_dir, members, job.force)  # before this job writes to another job's log
     except StorageError as error:
@@ -181,7 +195,7 @@ def _log_if_any(text: str) -> None:
 COMMAND = Command(
     "run",
     _run,
-    ("cluster", "task", "size", "ports", *JOB, "restarts"),
+    ("cluster", "task", "size", "ports", *JOB, "service", "restarts"),
     "run one task of a cluster",
     "Start it once for each task, on any machines, with the same flags except --job_name and --task_index. All tasks "
     "exit when the job is done.",

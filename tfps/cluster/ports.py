@@ -15,14 +15,24 @@ from tfps.errors import OWN_LIMITS, ConfigError
 
 
 @contextlib.contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
-    """Reserve free ports, which the system assigns to no other process while the context lasts."""
+def held_ports(count: int, first: int | None = None) -> Iterator[list[int]]:
+    """Reserve ports, which the system assigns to no other process while the context lasts.
+
+    Args:
+        count: How many.
+        first: The first of ports that follow each other; ``None`` for any that are free.
+
+    Raises:
+        ConfigError: If a port that is asked for is taken.
+    """
+    for number in range(first or 0, first + count if first else 0):
+        check_port(f"127.0.0.1:{number}", "--port_base")
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
-        for holder in holders:
+        for index, holder in enumerate(holders):
             for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # gRPC releases differ in which of these they set
                 holder.setsockopt(socket.SOL_SOCKET, option, 1)
-            holder.bind(("", 0))
+            holder.bind(("", first + index if first else 0))
         yield [holder.getsockname()[1] for holder in holders]
 
 

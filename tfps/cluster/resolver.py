@@ -39,11 +39,13 @@ class NumPs:
             the job has none, and their addresses are not needed.
         mode: The mode, if it is the reason for 0.
         modes_without: Returns the modes that need no PS.
+        has_workers: Whether workers are tasks of the cluster, and not clients of a service.
     """
 
     count: int | None = None
     mode: str = ""
     modes_without: Callable[[], Sequence[str]] = tuple
+    has_workers: bool = True
 
     @property
     def why_none(self) -> str:
@@ -105,6 +107,7 @@ def resolve(
     of_resolver: list[str] = []
     found = resolver.resolve(env, flags, num_ps.count, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
+    merged = merged if num_ps.has_workers else dataclasses.replace(merged, worker_hosts=())
     problems += [*of_resolver, *_missing(merged, resolver, env, num_ps)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), num_ps, num_workers), *_repeated((ps, workers))]

@@ -79,7 +79,8 @@ class Parsed:
         """The job."""
         config = _with_mode(_changed(self.defaults, self.given))
         is_limited = "max_steps" in self.given or config.max_steps != JobConfig.max_steps
-        return config if config.epochs is None or is_limited else config.replace(max_steps=INT64_MAX)
+        has_default = config.epochs is None and not config.serve
+        return config if has_default or is_limited else config.replace(max_steps=INT64_MAX)
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """Return the options of a command; those that were not given have their defaults."""

@@ -18,7 +18,7 @@ from tfps.config.converters import (
     text,
 )
 from tfps.config.devices import devices
-from tfps.config.options import Option, mode_option, option, options_of
+from tfps.config.options import Option, argument, mode_option, option, options_of
 from tfps.config.topology import topology
 
 _OF_STARTER = ("size", "ports", "restarts")  # the groups of flags that only the starter of the tasks needs
@@ -51,7 +51,8 @@ class JobConfig:
         None,
         "ports",
         integer(1, 65535),
-        "Slurm: first port used on each node (default 8888; when submitted, from the job id)",
+        "Slurm: first port used on each node (default 8888; when submitted, from the job id); launch --serve: that of "
+        "the first PS (default: free ones)",
         feature="ports",
     )
     model: str = option("linear", "job", text, "a .py file, a dotted module, or a built-in model", must_agree=True)
@@ -90,7 +91,7 @@ class JobConfig:
         1000,
         "training",
         integer(1, INT64_MAX),
-        "the global step at which training is done, counted over all runs",
+        "the global step at which training is done, counted over all runs; no default with --serve",
         must_agree=True,
     )
     epochs: int | None = option(
@@ -185,6 +186,19 @@ class JobConfig:
         "faster workers, and a resumed job goes on in its epoch (default: as the model divides them)",
         choices=("shard", "dynamic"),
     )
+    serve: bool = option(
+        False,
+        "service",
+        boolean,
+        "serve parameters to clients of any framework (tfps.connect) instead of training a model; --num_workers is how "
+        "many clients an update of sync needs",
+    )
+    worker_timeout_secs: float = option(
+        30.0,
+        "service",
+        number(0),
+        "with --serve: seconds without a connection after which a client loses its place in an update",
+    )
     ps_strategy: str = option(
         "greedy",
         "placement",
@@ -266,23 +280,18 @@ class JobConfig:
     def for_task(self, **changes: Any) -> "JobConfig":
         """Return a copy without the options that only the starter of the tasks needs."""
         others = {name: option.default for name, option in OPTIONS.items() if option.group in _OF_STARTER}
+        others |= {"num_workers": self.num_workers} if self.serve else {}  # which no address tells
         return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
-        given |= {"max_steps": self.max_steps} if self.epochs else {}  # which changes the default
-        return [f"--{name}={_argument(value)}" for name, value in given.items()]
+        given |= {"max_steps": self.max_steps} if self.epochs or self.serve else {}  # which change the default
+        return [f"--{name}={argument(value)}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON values."""
         return dataclasses.asdict(self)
-
-
-def _argument(value: object) -> object:
-    """Return a value as a person writes it: 1 for True, 600 for 600.0."""
-    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer() and value < 2**53)
-    return int(value) if is_whole else value  # type: ignore[call-overload]
 
 
 OPTIONS: Mapping[str, Option] = options_of(JobConfig)

@@ -82,3 +82,9 @@ def mode_option(convert: Converter, help_text: str, choices: Collection[str] | N
 def options_of(kind: type) -> Mapping[str, Option]:
     """Return the declarations of a dataclass's fields by name; all of them must be flags."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind)}
+
+
+def argument(value: object) -> object:
+    """Return a value as a person writes it: 1 for True, 600 for 600.0."""
+    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer() and value < 2**53)
+    return int(value) if is_whole else value  # type: ignore[call-overload]

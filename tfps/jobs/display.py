@@ -18,7 +18,7 @@ from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.jobs.events import TaskExited, TaskRestarted, TaskStalled
 from tfps.jobs.output import Output
-from tfps.progress import format_progress, parse_progress, state_of
+from tfps.progress import RATES, format_progress, parse_progress, state_of
 from tfps.text import count, duration
 
 _PROGRESS_EVERY_SECS, _QUIET_SECS = 1.0, 5.0
@@ -79,7 +79,12 @@ class JobView:
     @property
     def loss(self) -> float | None:
         """The loss in the newest report; ``None`` before the first one."""
-        return self._newest.values["loss"] if self._newest else None
+        return self._newest.values.get("loss") if self._newest else None
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether a task has reported its progress."""
+        return self._newest is not None
 
     @property
     def progress(self) -> str:
@@ -95,7 +100,7 @@ class JobView:
 
     @property
     def _newest(self) -> TaskView | None:
-        reports = [task for task in self.tasks.values() if "loss" in task.values]
+        reports = [task for task in self.tasks.values() if not task.values.keys().isdisjoint(RATES)]
         return max(reports, key=lambda task: task.loss_step) if reports else None
 
     def said(self, task: Task, line: str) -> None:
@@ -109,8 +114,9 @@ class JobView:
             return
         self._back(task, *(away for away in self._away if away.job == "ps"))  # the task could not train without the PS
         view.step, view.values = int(progress.pop("step")), _merged(view.values, progress)
-        view.loss_step = view.step if "loss" in progress else view.loss_step
-        if self.first_step_secs is None and "loss" in progress:
+        is_report = not progress.keys().isdisjoint(RATES)
+        view.loss_step = view.step if is_report else view.loss_step
+        if self.first_step_secs is None and is_report:
             self.first_step_secs = time.monotonic() - self.began
 
     def stalled(self, event: TaskStalled) -> None:
@@ -189,7 +195,7 @@ class Plain:
         step, secs = self._view.reported_step, time.monotonic() - self._shown_at
         every = self._view.config.steps_to_validate
         due = self._shown_step < 0 or step // every > self._shown_step // every or secs > _QUIET_SECS
-        if step > self._shown_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.loss is not None:
+        if step > self._shown_step and due and secs >= _PROGRESS_EVERY_SECS and self._view.has_reports:
             self._shown_step, self._shown_at = step, time.monotonic()
             self._line("job", self._view.progress)
 

@@ -67,10 +67,11 @@ class Job:
 
     @property
     def worker(self) -> Role:
-        """The workers."""
+        """The workers; a parameter service has none."""
         options = self.options
         gpu = options.worker_gpu or None
-        return Role("worker", self.config.num_workers or 2, options.worker_cpu, options.worker_memory, gpu)
+        replicas = 0 if self.config.serve else self.config.num_workers or 2  # a service's are its clients
+        return Role("worker", replicas, options.worker_cpu, options.worker_memory, gpu)
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -12,7 +12,7 @@ from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
 from tfps.runtime.process import malloc, tensorflow_import, thread_count
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
-from tfps.timeouts import PS_BLOCKED_GRACE_SECS
+from tfps.timeouts import PS_BLOCKED_GRACE_SECS, PS_GRACE_SECS
 
 
 def require_tensorflow() -> None:
@@ -38,12 +38,13 @@ def run(config: JobConfig, cluster: Cluster, task: Task, is_new_dir: bool, on_bu
     Raises:
         TfpsError: See the classes of ``tfps.errors``; a failed chief has written ``summary.json``.
     """
-    config = config.replace(
-        num_ps=cluster.num_ps, num_workers=cluster.num_workers
-    )  # for the model, whoever started this task
+    num_workers = config.num_workers if config.serve else cluster.num_workers
+    config = config.replace(num_ps=cluster.num_ps, num_workers=num_workers)  # for the model, whoever started this task
     stop = StopRequest()
     stop.on_signals()
-    if task.job == "worker":
+    if config.serve:
+        _serve(config, cluster, task, stop)
+    elif task.job == "worker":
         _worker(config, cluster, task, stop, is_new_dir, on_built)
     else:
         {"ps": _ps, "evaluator": _evaluator}[task.job](config, cluster, task, stop)
@@ -58,6 +59,14 @@ def _ps(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> N
     run_supervised(
         lambda: parameter_server.serve(config, cluster, task, stop), stop, grace_secs=lambda: PS_BLOCKED_GRACE_SECS
     )
+
+
+def _serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    tensorflow_import.load()
+    from tfps.runtime.service import service_task  # noqa: PLC0415
+
+    run_supervised(lambda: service_task.serve(config, cluster, task, stop), stop, grace_secs=lambda: PS_GRACE_SECS)
 
 
 def _worker(

@@ -372,7 +372,8 @@ def test_a_flag_of_another_command(refused: Any) -> None:
     """``launch`` makes its own cluster, so the classic flags are not ignored but refused; so are others elsewhere."""
     ends = "is not a flag of tfps launch: leave it out. It is one of tfps run, submit and doctor.\n"
     assert refused("launch", "--ps_hosts=h:1") == f"error: --ps_hosts {ends}"
-    assert refused("launch", "--port_base=9000") == f"error: --port_base {ends}"
+    of_task = "is not a flag of tfps launch: leave it out. It is one of tfps run and doctor.\n"
+    assert refused("launch", "--task_index=0") == f"error: --task_index {of_task}"
     whose = "It is one of tfps run, launch, submit, plan and doctor.\n"
     assert refused("eval", "--max_steps=5") == f"error: --max_steps is not a flag of tfps eval: leave it out. {whose}"
     assert refused("run", "--export_dir=x").splitlines()[0].endswith("leave it out. It is one of tfps export.")

@@ -17,10 +17,10 @@ ODD = ["a b", "'", '"', "a\nb\n", "\\", "$(x)", ";", "`x`", "-1", "--model=x", "
 ODD_PATHS = [*ODD, "~/x", "/a//b/", ".", "C:\\x", "x" * 5000]
 INTEGERS = ["batch_size", "max_steps", "steps_to_validate", "seed", "num_ps", "num_workers", "task_index", "sync_every"]
 NUMBERS = ["learning_rate", "save_checkpoint_secs", "min_slice_mb", "start_timeout_secs", "stall_timeout_secs"]
-NUMBERS += ["ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
+NUMBERS += ["worker_timeout_secs", "ps_cpu", "worker_cpu", "delay_compensation", "server_learning_rate"]
 INTEGERS += ["epochs", "collect_every", "local_epochs"]
 GOOD: Mapping[str, list[Any]] = {
-    **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force")},
+    **{name: [True] for name in ("dry_run", "wait", "ssh", "follow", "force", "serve")},
     **{name: [2**20, 10**9, 2**50] for name in ("ps_memory", "worker_memory")},
     "network_policy": [False],
     "staleness_lr": [True, False],

@@ -31,7 +31,8 @@ class LocalLauncher(Launcher[Plan]):
         addresses = [f"127.0.0.1:{port}" for port in self._ports]
         num_ps = job.ps.replicas
         cluster = Cluster(tuple(addresses[:num_ps]), tuple(addresses[num_ps:]))
-        given = job.config.for_task(ps_hosts=",".join(cluster.ps) or None, worker_hosts=",".join(cluster.workers))
+        hosts = {"ps_hosts": ",".join(cluster.ps) or None, "worker_hosts": ",".join(cluster.workers) or None}
+        given = job.config.for_task(**hosts)
         commands = {t: given.replace(job_name=t.job, task_index=t.index).to_argv() for t in cluster.tasks()}
         return Plan(job.config, commands)
 

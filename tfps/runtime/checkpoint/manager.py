@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import tensorflow.compat.v1 as tf
 
@@ -31,6 +32,19 @@ _AGAIN_SECS = 0.5
 log = logging.getLogger(__name__)
 
 
+class Saver(Protocol):
+    """What writes and reads the values of checkpoints where they are not the variables of a graph."""
+
+    def look(self, session: Session) -> SaveResult:
+        """Check the values as ``save`` does, and write nothing."""
+
+    def save(self, session: Session, path: str) -> SaveResult:
+        """Write a checkpoint."""
+
+    def restored(self, session: Session, path: str) -> str | None:
+        """Read a checkpoint; return why that is impossible if it is damaged."""
+
+
 class CheckpointManager:
     """Save a training session regularly. Only the chief has one. Make it while the training graph is the default one.
 
@@ -40,6 +54,7 @@ class CheckpointManager:
         snapshot: The variables' values; by default all are read as they are, while no update arrives.
         owner: Knows whether the directory still belongs to this chief.
         remedy: What to try if a variable is not finite.
+        saver: Writes and reads the values; by default those of the default graph's variables.
 
     Attributes:
         newest: The newest known checkpoint; not read yet if it is from an earlier run.
@@ -54,13 +69,14 @@ class CheckpointManager:
         snapshot: Snapshot | None = None,
         owner: Ownership | None = None,
         remedy: str = "try a smaller learning rate",
+        saver: Saver | None = None,
     ) -> None:
         self._dir, self._every_secs, self._owner, self._remedy = model_dir, every_secs, owner, remedy
         self._next = time.monotonic() + every_secs
         self._is_lost = False
         self.saves = 0
         self.found_partial, self._counts_partial = 0, snapshot is not None and snapshot.counts_partial
-        self._savers = ShardedSaver(snapshot)
+        self._savers = saver or ShardedSaver(snapshot)
         self._one_at_a_time = threading.Lock()
         self._intact: dict[str, bool] = {}
         self._indexes: dict[str, str] = {}  # hashes, by which a checkpoint of another run is known
@@ -116,8 +132,13 @@ class CheckpointManager:
 
     def _tried(self, session: Session, path: str) -> str | None:
         """Restore a checkpoint; return why that is impossible."""
-        why = problem(path, read_data=False) or restore_or_damage(session, path, self._savers)
+        why = problem(path, read_data=False) or self._restored(session, path)
         return why and (problem(path) or why)  # the manifest names the damaged file, TensorFlow may not
+
+    def _restored(self, session: Session, path: str) -> str | None:
+        if isinstance(self._savers, ShardedSaver):
+            return restore_or_damage(session, path, self._savers)
+        return self._savers.restored(session, path)
 
     @property
     def is_saving(self) -> bool:

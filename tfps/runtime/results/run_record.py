@@ -44,7 +44,7 @@ def write_job(config: JobConfig, cluster: Cluster, run: str) -> None:
         StorageError: If it cannot be written.
     """
     if config.model_dir:
-        file = {"model_sha256": files_of(config.model)["model"]}
+        file = {} if config.serve else {"model_sha256": files_of(config.model)["model"]}
         about = {"schema_version": SCHEMA_VERSION, "versions": versions(), "written": utc(time.time())}
         about |= {"run": run, "launch": os.environ.get(LAUNCH)}
         write_json(JobDirectory(config.model_dir).job, {**about, **file, **_flags(config, cluster)})

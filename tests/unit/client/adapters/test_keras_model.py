@@ -1,0 +1,62 @@
+"""A Keras 3 model as parameters, trained through a service like in one process."""
+
+import os
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+pytest.importorskip("keras")
+
+import keras
+import tensorflow as tf
+from support.service import service
+
+from tfps.client.adapters import adapter_of, keras_model
+from tfps.errors import ServiceError
+
+
+def model() -> keras.Model:
+    """Return a small model with a variable that is not trained."""
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="dense"), keras.layers.BatchNormalization()])
+    for index, variable in enumerate(made.variables):
+        variable.assign(np.full(variable.shape, index + 1.0, np.float32))
+    return made
+
+
+def test_names_are_the_paths() -> None:
+    """Of those that are trained."""
+    found = keras_model.values(model())
+    assert len(found) == 4
+    assert [name for name in found if name.endswith("dense/kernel")]
+    assert adapter_of(model()) is keras_model
+
+
+def test_a_model_trains_through_a_service() -> None:
+    """Each gets the values of the first, and an update is that of one process; averages stay its own."""
+    with service(2, learning_rate=0.5) as running, running.client() as ps:
+        first, other = model(), model()
+        before = [value.copy() for value in keras_model.values(first).values()]
+        ps.init_module(first)
+        for variable in other.variables:
+            variable.assign(np.zeros(variable.shape, np.float32))
+        names = dict(zip(keras_model.values(other), keras_model.values(first), strict=True))
+        assert len(names) == 4
+        inputs = np.arange(6, dtype=np.float32).reshape(2, 3)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(first(inputs) ** 2)
+        gradients = tape.gradient(loss, [variable.value for variable in first.trainable_variables])
+        averages = [variable.numpy().copy() for variable in first.non_trainable_variables]
+        assert ps.push_grads(first, gradients) == 1
+        ps.pull_into(first)
+        for old, gradient, new in zip(before, gradients, first.trainable_variables, strict=True):
+            np.testing.assert_allclose(new.numpy(), old - 0.5 * gradient.numpy(), rtol=1e-6)
+        for old, new in zip(averages, first.non_trainable_variables, strict=True):
+            np.testing.assert_array_equal(new.numpy(), old)
+
+
+@pytest.mark.parametrize("gradients", [None, [np.zeros(2)]])
+def test_gradients_are_one_for_each_variable(gradients: object) -> None:
+    """Else their number is in the error."""
+    with pytest.raises(ServiceError, match="gradients: expected 4, one for each trainable variable, given"):
+        keras_model.gradients(model(), gradients)

@@ -1,0 +1,58 @@
+"""Trees of arrays as parameters: names, values and gradients of nested dicts, lists and tuples."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tfps.client.adapters import adapter_of, pytree
+from tfps.errors import ServiceError
+
+
+class Layer(NamedTuple):
+    """A layer, as libraries of JAX have them."""
+
+    kernel: Any
+    bias: Any
+
+
+TREE = {"layers": [Layer(np.ones([2, 3]), np.zeros(3)), (np.float32(4.0), None)], "scale": np.array(2.0)}
+
+
+def test_names_are_the_paths() -> None:
+    """``None`` has no value."""
+    found = pytree.values(TREE)
+    assert list(found) == ["layers/0/0", "layers/0/1", "layers/1/0", "scale"]
+    assert found["layers/0/0"] is TREE["layers"][0].kernel
+
+
+def test_a_new_tree_has_the_same_form() -> None:
+    """And the given values; the old one stays as it is."""
+    values = {name: value + 1 for name, value in pytree.values(TREE).items()}
+    made = pytree.assign(TREE, values)
+    assert type(made["layers"][0]) is Layer
+    assert made["layers"][1][1] is None
+    np.testing.assert_array_equal(made["layers"][0].kernel, np.full([2, 3], 2.0))
+    np.testing.assert_array_equal(TREE["layers"][0].kernel, np.ones([2, 3]))
+    assert made["scale"] == 3
+
+
+def test_a_value_that_is_missing_is_named() -> None:
+    """With its path."""
+    with pytest.raises(ServiceError, match="scale is no parameter"):
+        pytree.assign({"scale": np.array(1.0)}, {})
+
+
+def test_gradients_are_a_tree_of_the_same_form() -> None:
+    """Given beside the model, or instead of it."""
+    gradients = {"layers": [Layer(np.ones([2, 3]), np.ones(3)), (np.float32(1.0), None)], "scale": np.array(5.0)}
+    assert pytree.gradients(TREE, gradients)["scale"] == 5
+    assert pytree.gradients(gradients, None)["scale"] == 5
+
+
+@pytest.mark.parametrize("model", ["text", 3, object()])
+def test_what_is_no_model_is_refused(model: object) -> None:
+    """Its class is named."""
+    with pytest.raises(ServiceError, match="is no Keras 3 model or pytree of JAX"):
+        adapter_of(model)
+    assert adapter_of({"w": np.ones(2)}) is pytree

@@ -1,0 +1,178 @@
+"""Messages of the service: what is sent arrives, the format is that of safetensors, and garbage is refused."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfps.client import message as messages
+from tfps.client.message import DTYPES, Header, Message
+from tfps.errors import ProtocolError
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a connection."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(30)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def passed(pair: tuple[socket.socket, socket.socket], message: Message) -> Message:
+    """Send a message from one end, and return what arrives at the other."""
+    sender = threading.Thread(target=messages.send, args=(pair[0], message))
+    sender.start()
+    found = messages.receive(pair[1])
+    sender.join()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4), (300, 200)])
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_what_is_sent_arrives(pair: tuple[socket.socket, socket.socket], dtype: str, shape: tuple[int, ...]) -> None:
+    """Texts and arrays of each dtype, of all sizes, in one message."""
+    array = (np.random.default_rng(1).random(shape) * 100).astype(dtype)
+    sent = Message({"method": "push", "id": "é\n"}, {"": array, "a/b": array[::-1] if shape else array, "c": array.T})
+    found = passed(pair, sent)
+    assert found.metadata == sent.metadata
+    assert list(found.tensors) == list(sent.tensors)
+    for name, given in sent.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], given)
+        assert (found.tensors[name].dtype, found.tensors[name].shape) == (given.dtype, given.shape)
+
+
+def test_arrays_of_another_byte_order_arrive(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The values count."""
+    array = np.arange(5, dtype=">f4")
+    np.testing.assert_array_equal(passed(pair, Message({}, {"w": array})).tensors["w"], array)
+
+
+def test_a_message_is_a_safetensors_file() -> None:
+    """Its bytes, by hand: so any library for that format can read and write it."""
+    content = b"".join(messages.encode(Message({"method": "push"}, {"w": np.array([[1.0, 2.0]], np.float32)})))
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    assert size % 8 == 0
+    assert header == {
+        "__metadata__": {"method": "push"},
+        "w": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
+    }
+    assert content[8 + size :] == struct.pack("<ff", 1.0, 2.0)
+
+
+def test_a_large_array_is_not_copied() -> None:
+    """What is sent is the memory of the array itself."""
+    array = np.zeros(1000, np.float32)
+    _, body = messages.encode(Message({}, {"w": array}))
+    array[0] = 7
+    assert struct.unpack("<f", body[:4])[0] == 7
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    """The error names the array, its dtype, and what is known."""
+    with pytest.raises(ProtocolError, match="w: dtype complex64 cannot be sent; known are float64, float32, float16"):
+        messages.encode(Message({}, {"w": np.zeros(2, np.complex64)}))
+
+
+def test_the_end_between_two_messages_is_no_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The other end has closed the connection."""
+    pair[0].close()
+    assert messages.receive(pair[1]) is None
+
+
+@pytest.mark.parametrize("count", [1, 8, 20, -1])
+def test_the_end_within_a_message_is_an_error(pair: tuple[socket.socket, socket.socket], count: int) -> None:
+    """Whatever has arrived until then."""
+    content = b"".join(messages.encode(Message({"method": "push"}, {"w": np.zeros(3)})))
+    pair[0].sendall(content[:count])
+    pair[0].close()
+    with pytest.raises(ConnectionResetError):
+        messages.receive(pair[1])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        struct.pack("<Q", 1) + b"{",
+        struct.pack("<Q", 8) + b"not JSON",
+        struct.pack("<Q", 8) + b"[1,2,3] ",
+        struct.pack("<Q", 8) + b"\xff" * 8,
+    ],
+)
+def test_garbage_is_refused(pair: tuple[socket.socket, socket.socket], content: bytes) -> None:
+    """It is an error of the protocol, without a traceback of another kind."""
+    pair[0].sendall(content)
+    pair[0].shutdown(socket.SHUT_WR)
+    with pytest.raises(ProtocolError, match="no message of tfps"):
+        messages.receive(pair[1])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]},
+        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1 << 62], "data_offsets": [0, 1 << 64]},
+        {"dtype": "F32", "shape": [1] * 33, "data_offsets": [0, 4]},
+        {"dtype": "O", "shape": [1], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1]},
+        7,
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(pair: tuple[socket.socket, socket.socket], entry: Any) -> None:
+    """Before room is made for them."""
+    content = json.dumps({"__metadata__": {}, "w": entry}).encode()
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+    with pytest.raises(ProtocolError, match="no message of tfps"):
+        messages.receive(pair[1])
+
+
+@pytest.mark.parametrize("metadata", [7, {"method": 7}, ["push"]])
+def test_metadata_are_texts(pair: tuple[socket.socket, socket.socket], metadata: object) -> None:
+    """As the format says."""
+    content = json.dumps({"__metadata__": metadata}).encode()
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+    with pytest.raises(ProtocolError, match="no message of tfps"):
+        messages.receive(pair[1])
+
+
+def test_a_receiver_may_refuse_what_is_announced(pair: tuple[socket.socket, socket.socket]) -> None:
+    """10 GB are announced, and none of them is made room for; then the connection can go on."""
+    header = {"__metadata__": {"method": "push"}, "w": {"dtype": "U8", "shape": [10**10], "data_offsets": [0, 10**10]}}
+    content = json.dumps(header).encode()
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+
+    def accept(announced: Header) -> None:
+        sizes: Mapping[str, int] = {name: spec.num_bytes for name, spec in announced.tensors.items()}
+        raise ValueError(str(sizes))
+
+    with pytest.raises(ValueError, match=r"\{'w': 10000000000\}"):
+        messages.receive(pair[1], accept)
+
+
+def test_arrays_that_are_not_wanted_can_be_skipped(pair: tuple[socket.socket, socket.socket]) -> None:
+    """The next message arrives whole."""
+    first, second = Message({}, {"w": np.ones(100_000)}), Message({"id": "2"})
+    sender = threading.Thread(target=lambda: [messages.send(pair[0], one) for one in (first, second)])
+    sender.start()
+    header = messages.receive_header(pair[1])
+    assert header is not None
+    messages.skip_tensors(pair[1], header)
+    found = messages.receive(pair[1])
+    sender.join()
+    assert found is not None
+    assert found.metadata == {"id": "2"}

@@ -1,0 +1,51 @@
+"""A service that lasts as long as a block of a program."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.processes import PATIENCE, environment, load_variable, wait_gone
+
+import tfps
+from tfps.errors import ServiceError
+
+pytest.importorskip("tensorflow")
+
+
+def test_a_service_in_a_block(tmp_path: Path) -> None:
+    """Its flags count, it saves as it ends, and nothing of it is left."""
+    flags = {"num_ps": 2, "learning_rate": 1.0, "mode": "sync", "num_workers": 1, "model_dir": tmp_path / "job"}
+    with tfps.serve(**flags) as address, tfps.connect(address) as ps:  # type: ignore[arg-type]
+        assert address.count(",") == 1
+        ps.init({"w": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)})
+        assert [ps.push({"w": np.ones(2, np.float32)}) for _ in range(3)] == [1, 2, 3]
+    np.testing.assert_array_equal(load_variable(tmp_path / "job", "w"), [-3, -3])
+
+
+def test_flags_that_are_wrong_are_an_error_of_the_caller() -> None:
+    """With the message of the command line."""
+    with pytest.raises(ServiceError, match="--mode=nope is not one of"), tfps.serve(mode="nope"):
+        pass
+
+
+def test_the_service_ends_with_the_program(tmp_path: Path) -> None:
+    """Which is killed in the block."""
+    program = f"""
+import time, tfps
+with tfps.serve(model_dir={str(tmp_path / "job")!r}) as address:
+    print(address, flush=True)
+    time.sleep(600)
+"""
+    given = {"stdout": subprocess.PIPE, "text": True, "env": environment()}
+    with subprocess.Popen([sys.executable, "-c", program], **given) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout.readline().startswith("127.0.0.1:")
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert children
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+    wait_gone([int(child) for child in children], 30 * PATIENCE)

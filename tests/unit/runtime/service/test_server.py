@@ -1,0 +1,422 @@
+"""A whole service in this process: clients on real connections, against arithmetic by hand."""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.service import FIRST, ONES, service, together
+
+from tfps.client import message as messages
+from tfps.client.client import Client, connect
+from tfps.client.message import Message
+from tfps.errors import ConfigError, ServiceEndedError, ServiceError
+from tfps.runtime.service.pushes import Rules
+
+
+@pytest.mark.parametrize("num_ps", [1, 2, 3])
+def test_what_is_pushed_is_applied(num_ps: int) -> None:
+    """A push of some parameters, of all, and of rows; each answer has the number of updates."""
+    with service(num_ps) as running, running.client() as ps:
+        ps.init(FIRST)
+        assert ps.push(ONES) == 1
+        assert ps.push({"b": np.array([1, 2, 3], np.float32)}) == 2
+        assert ps.push_rows("w", [3, 0, 3], np.ones([3, 3])) == 3
+        found = ps.push_pull({"c": 2.0})
+        np.testing.assert_array_equal(found["w"], [[-2] * 3, [-1] * 3, [-1] * 3, [-3] * 3])
+        np.testing.assert_array_equal(found["b"], [-2, -3, -4])
+        assert found["c"] == -3
+        np.testing.assert_array_equal(ps.pull_rows("w", [3, 3, 0]), [[-3] * 3, [-3] * 3, [-2] * 3])
+        assert ps.step == 4
+        assert set(ps.pull(["b"])) == {"b"}
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_the_first_values_count(num_ps: int) -> None:
+    """All clients give some at the same time: there is one set of values, whole, and nobody's is mixed."""
+    with service(num_ps) as running, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.client()) for _ in range(8)]
+        values = [{name: np.full_like(value, index) for name, value in FIRST.items()} for index in range(8)]
+        together(*(lambda c=client, v=value: c.init(v) for client, value in zip(clients, values, strict=True)))
+        found = [client.pull() for client in clients]
+        numbers = {float(value.flat[0]) for each in found for value in each.values()}
+        assert len(numbers) == 1
+        assert all((value == value.flat[0]).all() for each in found for value in each.values())
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_a_pull_is_of_one_step(num_ps: int) -> None:
+    """Each push raises all parameters, on all servers, by the same: no pull has two that differ."""
+    with service(num_ps) as running, running.client() as first:
+        first.init(FIRST)
+        over = threading.Event()
+
+        def write(worker: int) -> int:
+            with running.client(worker) as ps:
+                for _ in range(40):
+                    ps.push(ONES)
+                return 40
+
+        def read() -> int:
+            with running.client() as ps:
+                count = 0
+                while not over.is_set():
+                    values = {float(number) for value in ps.pull().values() for number in value.flat}
+                    assert len(values) == 1, values
+                    count += 1
+                return count
+
+        with ThreadPoolExecutor() as pool:
+            reads = [pool.submit(read) for _ in range(2)]
+            assert sum(together(*(lambda w=worker: write(w) for worker in range(3)))) == 120
+            over.set()
+            assert all(future.result(60) > 3 for future in reads)
+        assert first.pull()["b"][0] == -120
+        assert first.step == 120
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("aggregate", ["mean", "sum"])
+def test_sync_adds_up_in_the_order_of_the_workers(num_ps: int, aggregate: str) -> None:
+    """To the bit, however they arrive."""
+    random_ = np.random.default_rng(1)
+    given = [{n: random_.normal(size=v.shape).astype(v.dtype) for n, v in FIRST.items()} for _ in range(5)]
+    with service(num_ps, Rules("sync", 5), aggregate=aggregate) as running, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.client(worker)) for worker in range(5)]
+        clients[0].init(FIRST)
+        for turn in range(3):
+            order = random.Random(turn).sample(range(5), 5)
+
+            def push(worker: int, late: int) -> int:
+                clients[worker].pull()
+                time.sleep(0.02 * late)
+                return clients[worker].push(given[worker])
+
+            steps = together(*(lambda w=worker, p=place: push(w, p) for place, worker in enumerate(order)))
+            assert steps == [turn + 1] * 5
+        found = clients[0].pull()
+    for name, value in FIRST.items():
+        expected, total = value.copy(), given[0][name].copy()
+        for each in given[1:]:
+            total = total + each[name]
+        total = total / total.dtype.type(5) if aggregate == "mean" else total
+        for _ in range(3):
+            expected = expected - total
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_a_late_push_is_told_the_step() -> None:
+    """With a backup worker; its gradient is in no update."""
+    rules = Rules("sync", 2, backup_workers=1)
+    with service(rules=rules) as running, running.client(0) as one, running.client(1) as other:
+        one.init(FIRST)
+        other.pull()
+        one.pull()
+        assert one.push(ONES) == 1
+        assert other.push(ONES) == 1
+        assert one.pull()["b"][0] == -1
+
+
+def test_pushes_in_the_background_are_made_in_order() -> None:
+    """The arrays may be written to as soon as the call returns."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        gradient = np.ones(3, np.float32)
+        futures = []
+        for _ in range(5):
+            futures.append(ps.push_async({"b": gradient}))
+            gradient *= 2
+        assert [future.result(30) for future in futures] == [1, 2, 3, 4, 5]
+        assert ps.pull()["b"][0] == -31
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("seed", range(2))
+def test_each_push_counts_once_though_connections_break(num_ps: int, seed: int) -> None:
+    """Connections of clients are cut at random moments; what is in the parameters is counted by the parameters."""
+    with service(num_ps) as running, running.client() as first:
+        first.init(FIRST)
+        over = threading.Event()
+
+        def cut() -> None:
+            random_ = random.Random(seed)
+            while not over.is_set():
+                time.sleep(0.01 * random_.random())
+                listener = random_.choice(running.listeners)
+                with listener._lock:
+                    chosen = random_.choice(sorted(listener._open, key=id)) if listener._open else None
+                if chosen:
+                    with contextlib.suppress(OSError):
+                        chosen.shutdown(socket.SHUT_RDWR)
+
+        def write(worker: int) -> None:
+            with running.client(worker) as ps:
+                for _ in range(20):
+                    ps.push(ONES)
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        together(*(lambda w=worker: write(w) for worker in range(3)))
+        over.set()
+        cutting.join()
+        found = first.pull()
+        assert {float(number) for value in found.values() for number in value.flat} == {-60.0}
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        (lambda ps: ps.push({"x": np.ones(3)}), "x is no parameter"),
+        (lambda ps: ps.push({"w": np.ones([3, 4], np.float32)}), r"w: expected float32\[4, 3\], given float32\[3, 4\]"),
+        (lambda ps: ps.push({**ONES, "b": np.ones(3)}), r"b: expected float32\[3\], given float64\[3\]"),
+        (lambda ps: ps.push({**ONES, "b": np.float32([1, np.nan, 1])}), "b: the gradient has NaN; it is not applied"),
+        (lambda ps: ps.push_rows("w", [4], np.ones([1, 3])), "w: id 4 is no row: there are rows 0 to 3"),
+        (lambda ps: ps.pull_rows("w", [-1]), "w: id -1 is no row"),
+        (lambda ps: ps.pull(["nope"]), "nope is no parameter"),
+        (lambda ps: ps.init({**FIRST, "b": np.ones(4)}), r"b: expected float32\[3\], given float64\[4\]"),
+        (lambda ps: ps.init({"b": FIRST["b"]}), "is missing: the service has 3 parameters"),
+        (lambda ps: ps.init({**FIRST, "d": FIRST["b"]}), "d: the service has other parameters, and none of this name"),
+    ],
+)
+def test_what_is_refused_changes_nothing(num_ps: int, act: Callable[[Client], Any], problem: str) -> None:
+    """The caller gets the error, and the client goes on."""
+    with service(num_ps) as running, running.client() as ps:
+        ps.init(FIRST)
+        with pytest.raises(ServiceError, match=problem):
+            act(ps)
+        assert ps.step == 0
+        assert all((value == 0).all() for value in ps.pull().values())
+        assert ps.push(ONES) == 1
+
+
+def test_nothing_is_there_before_init() -> None:
+    """The error says what to do."""
+    with service() as running, running.client() as ps:
+        for act in (ps.pull, lambda: ps.push({"w": 1.0})):
+            with pytest.raises(ServiceError, match="has no parameters yet: call init"):
+                act()
+
+
+def test_a_client_that_dies_in_init_leaves_it_to_the_next() -> None:
+    """It was to give the values, and is gone before it has."""
+    with service() as running:
+        dying = running.client()
+        answer = dying._servers.first.request("begin_init", specs='{"w": ["float32", [2]]}')
+        assert answer.metadata["giver"]
+        with ThreadPoolExecutor() as pool, running.client() as ps:
+            waiting = pool.submit(ps.init, {"w": np.ones(2, np.float32)})
+            time.sleep(0.1)
+            assert not waiting.done()
+            dying.close()
+            waiting.result(30)
+            np.testing.assert_array_equal(ps.pull()["w"], [1, 1])
+
+
+@pytest.mark.parametrize("token", ["wrong", "", "é"])
+def test_the_token_counts(token: str) -> None:
+    """A client without the right one is refused when it connects."""
+    with service(token="secret") as running:
+        with pytest.raises(ServiceError, match="the token is wrong"):
+            running.client(token=token)
+        with running.client(token="secret") as ps:
+            ps.init(FIRST)
+
+
+def test_the_order_of_the_servers_counts() -> None:
+    """And their number."""
+    with service(2) as running:
+        for hosts in (running.addresses[::-1], running.addresses[:1]):
+            with pytest.raises(ServiceError, match="and ps_hosts has it as ps/0 of"):
+                connect(",".join(hosts))
+
+
+def test_no_address_is_an_error_of_the_caller() -> None:
+    """It names the variable."""
+    with pytest.raises(ConfigError, match="give ps_hosts, or set TFPS_PS_HOSTS"):
+        connect("")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, struct.pack("<Q", 1 << 40), bytes(range(256)) * 10],
+)
+def test_garbage_on_the_port_changes_nothing(content: bytes) -> None:
+    """The connection ends, and the service goes on."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        host, _, port = running.addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port)), 30) as garbage:
+            garbage.settimeout(30)
+            with contextlib.suppress(OSError):  # the service may have closed it
+                garbage.sendall(content)
+                garbage.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert garbage.recv(1) == b""
+        assert ps.push(ONES) == 1
+
+
+def test_what_is_only_announced_takes_no_memory() -> None:
+    """A push of 10 GB is refused by its header; the connection ends, as nobody wants to read so much."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        connection = ps._servers.first._socket
+        assert connection
+        header = messages.encode(
+            Message(
+                {"method": "push", "push": "1", "step": "0", "generation": "", "servers": "{}"}, {"d/w": FIRST["w"]}
+            )
+        )[0]
+        content = bytes(header[8:]).replace(b"[4,3]", b"[833333333,3]").replace(b"[0,48]", b"[0,9999999996]")
+        connection.sendall(struct.pack("<Q", len(content)) + content)
+        answer = messages.receive(connection)
+        assert answer is not None
+        assert answer.metadata["message"] == "w: expected float32[4, 3], given float32[833333333, 3]."
+        assert connection.recv(1) == b""
+        assert ps.push(ONES) == 1  # on a new connection
+
+
+@pytest.mark.parametrize("metadata", [{"method": "nope"}, {"method": "push"}, {"method": "wait", "step": "x"}, {}])
+def test_requests_that_cannot_be_read_are_refused(metadata: dict[str, str]) -> None:
+    """And the connection goes on."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        connection = ps._servers.first._socket
+        assert connection
+        messages.send(connection, Message(metadata))
+        answer = messages.receive(connection)
+        assert answer is not None
+        assert answer.metadata["error"] in ("ServiceError", "ProtocolError")
+        assert ps.push(ONES) == 1
+
+
+def test_a_wait_ends_with_the_updates() -> None:
+    """Of another client."""
+    with service() as running, running.client() as one, running.client() as other, ThreadPoolExecutor() as pool:
+        one.init(FIRST)
+        waiting = pool.submit(other.wait, 2)
+        assert not one.wait(2, 0.05)
+        one.push(ONES)
+        one.push(ONES)
+        assert waiting.result(30)
+
+
+def test_a_push_in_the_background_is_of_the_parameters_of_its_call() -> None:
+    """A pull between the call and the push does not make the gradient newer: in sync it is too late."""
+    with service(rules=Rules("sync", 2)) as running, running.client(0) as one, running.client(1) as other:
+        one.init(FIRST)
+        one.pull()
+        other.pull()
+        seen = one._servers.seen
+        together(lambda: one.push(ONES), lambda: other.push({"b": [1.0, 1.0, 1.0]}))
+        one.pull()
+        arrays = {f"d/{name}": value for name, value in ONES.items()}
+        assert one.dropped == 0
+        assert one._push(arrays, seen) == 1
+        assert one.dropped == 1
+        assert one.step == 1
+
+
+def test_plain_numbers_get_the_dtype_of_the_parameter() -> None:
+    """In all ways to push."""
+    with service(learning_rate=1.0) as running, running.client() as ps:
+        ps.init({"w": np.zeros(2, np.float32)})
+        assert ps.push({"w": [1, 2]}) == 1
+        assert ps.push_async({"w": [1.0, 2.0]}).result(30) == 2
+        np.testing.assert_array_equal(ps.push_pull({"w": (1, 2)})["w"], [-3, -6])
+        with pytest.raises(ServiceError, match=r"w: expected float32\[2\], given float32\[3\]"):
+            ps.push_async({"w": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_push_and_a_pull_together(num_ps: int) -> None:
+    """The parameters are those after the push, whatever others do."""
+    with service(num_ps) as running, running.client(0) as one, running.client(1) as other:
+        one.init(FIRST)
+        over = threading.Event()
+
+        def push() -> None:
+            while not over.is_set():
+                other.push(ONES)
+
+        with ThreadPoolExecutor() as pool:
+            pushing = pool.submit(push)
+            last = 0.0
+            for _ in range(20):
+                found = {float(number) for value in one.push_pull(ONES).values() for number in value.flat}
+                assert len(found) == 1
+                assert min(found) < last
+                last = min(found)
+            over.set()
+            pushing.result(60)
+
+
+def test_a_wait_leaves_the_client_to_other_threads() -> None:
+    """The same client pushes meanwhile; a wait for more steps than there will be ends with an error."""
+    with service(rules=Rules(max_steps=2)) as running, running.client() as ps, ThreadPoolExecutor() as pool:
+        ps.init(FIRST)
+        waiting = pool.submit(ps.wait, 2)
+        beyond = pool.submit(ps.wait, 3)
+        ps.push(ONES)
+        ps.push(ONES)
+        assert waiting.result(30)
+        with pytest.raises(ServiceEndedError, match="has come to its last step, 2"):
+            beyond.result(30)
+
+
+def test_an_ssp_push_that_is_made_is_answered_at_the_end() -> None:
+    """Though its worker would have to wait for a slower one."""
+    rules = Rules("ssp", staleness=1, max_steps=3)
+    with (
+        service(rules=rules) as running,
+        running.client(0) as one,
+        running.client(1) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        one.init(FIRST)
+        assert one.push(ONES) == 1
+        waiting = pool.submit(one.push, ONES)
+        time.sleep(0.2)
+        assert not waiting.done()
+        running.first.end(ServiceEndedError("over"))
+        assert waiting.result(30) == 2
+        with pytest.raises(ServiceEndedError):
+            other.push(ONES)
+
+
+def test_what_is_too_much_is_refused_while_it_is_sent() -> None:
+    """The client learns why, and does not send it again."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        big = {"d/w": np.zeros(80 << 20, np.float32)}
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match=r"w: expected float32\[4, 3\], given float32"):
+            ps._servers.first.request("push", big, push="1", step="0", generation="", servers="{}")
+        assert time.monotonic() - began < 20
+        assert ps.push(ONES) == 1
+
+
+def test_an_index_in_the_environment_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the variable is named."""
+    monkeypatch.setenv("TFPS_WORKER", "abc")
+    with pytest.raises(ConfigError, match="TFPS_WORKER=abc is no index of a worker"):
+        connect("127.0.0.1:1")
+
+
+def test_a_server_that_fails_says_so() -> None:
+    """The connection goes on; the client does not repeat the request."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        with (
+            mock.patch.object(running.first._store, "update", side_effect=MemoryError("no memory")),
+            pytest.raises(ServiceError, match="the server failed: MemoryError: no memory"),
+        ):
+            ps.push(ONES)

@@ -1,0 +1,192 @@
+"""The parameters of a service: the arithmetic of updates, against NumPy and against TensorFlow's graphs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+import tensorflow.compat.v1 as tf
+
+from tfps.client.message import Array, TensorSpec
+from tfps.errors import ServiceError
+from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
+from tfps.runtime.service.store import Rows, Store
+
+FIRST = {"a.weight": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.ones(2, np.float32), "c": np.float64([0.5])}
+
+
+def created(optimizer: str = "sgd", rate: float = 1.0, aggregate: str = "mean") -> Store:
+    """Return a store with the first values."""
+    store = Store(optimizer, rate, aggregate)
+    store.create(FIRST)
+    return store
+
+
+def gradients(seed: int, names: Sequence[str] = tuple(FIRST)) -> dict[str, Array]:
+    """Return a gradient of some parameters."""
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=FIRST[name].shape).astype(FIRST[name].dtype) for name in names}
+
+
+def equal(found: Mapping[str, Array], expected: Mapping[str, Any]) -> None:
+    """Fail unless all values have the same bits."""
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, name)
+
+
+def test_parameters_are_what_they_were_given() -> None:
+    """With their dtypes and shapes."""
+    store = created()
+    equal(store.read(), FIRST)
+    equal(store.read(["b"]), {"b": FIRST["b"]})
+    assert store.specs["a.weight"] == TensorSpec(np.dtype(np.float32), (3, 2))
+    assert store.specs["c"].dtype == np.float64
+
+
+def test_a_read_is_of_one_moment() -> None:
+    """An update that is made later does not change what was read."""
+    store = created()
+    before = store.read()
+    copied = {name: value.copy() for name, value in before.items()}
+    store.update([gradients(1)])
+    store.update([{"a.weight": Rows(np.array([1]), np.ones([1, 2], np.float32))}])
+    equal(before, copied)
+    assert (store.read()["b"] != copied["b"]).all()
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "sum"])
+def test_the_sum_has_the_bits_of_the_order_of_the_workers(aggregate: str) -> None:
+    """One after the other in float32, and then divided."""
+    store, pushes = created(aggregate=aggregate), [gradients(seed) for seed in range(5)]
+    store.update(pushes)
+    for name, first in FIRST.items():
+        total = pushes[0][name].copy()
+        for push in pushes[1:]:
+            total = total + push[name]
+        total = total / total.dtype.type(5) if aggregate == "mean" else total
+        np.testing.assert_array_equal(store.read()[name], first - total)
+
+
+@pytest.mark.parametrize(("aggregate", "combine"), [("median", np.median), ("trimmed_mean", None)])
+def test_robust_combinations(aggregate: str, combine: Any) -> None:
+    """One of five gradients is wrong by a factor of -1,000."""
+    store, pushes = created(aggregate=aggregate), [gradients(seed, ["b"]) for seed in range(5)]
+    pushes[2]["b"] *= -1000
+    store.update(pushes)
+    stack = np.stack([push["b"] for push in pushes])
+    combined = combine(stack, axis=0) if combine else np.sort(stack, axis=0)[1:-1].mean(axis=0)
+    np.testing.assert_allclose(store.read()["b"], FIRST["b"] - combined, rtol=1e-5)
+
+
+def test_a_parameter_that_a_push_lacks_counts_as_zero() -> None:
+    """So the mean is over all pushes of the update."""
+    store, one = created(), gradients(1)
+    store.update([one, {"b": one["b"]}])
+    np.testing.assert_allclose(store.read()["a.weight"], FIRST["a.weight"] - one["a.weight"] / 2, rtol=1e-6)
+    np.testing.assert_allclose(store.read()["b"], FIRST["b"] - one["b"], rtol=1e-6)
+    np.testing.assert_array_equal(store.read()["c"], FIRST["c"] - one["c"] / 2)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_does_what_it_does_in_a_graph(name: str) -> None:
+    """Dense gradients, rows that repeat, and pushes of some parameters, as in a session of TensorFlow 1.x."""
+    steps: list[dict[str, Any]] = [gradients(1), gradients(2, ["b"]), gradients(3, ["a.weight", "c"])]
+    steps += [{"a.weight": Rows(np.array([2, 0, 2]), np.ones([3, 2], np.float32)), "b": gradients(4)["b"]}]
+    store = created(name, 0.1)
+    for step in steps:
+        store.update([step])
+    with tf.Graph().as_default(), tf.Session() as session:
+        optimizer = make_optimizer({"optimizer": name, "learning_rate": 0.1}, "sgd", 0.1)
+        variables = {key: tf.Variable(value, use_resource=True) for key, value in FIRST.items()}
+        updates = [optimizer.apply_gradients([(_given(g), variables[k]) for k, g in step.items()]) for step in steps]
+        session.run(tf.global_variables_initializer())
+        for update in updates:
+            session.run(update)
+        expected = session.run(variables)
+    for key, value in expected.items():
+        np.testing.assert_allclose(store.read()[key], value, rtol=1e-5, err_msg=key)
+
+
+def _given(gradient: Any) -> Any:
+    if not isinstance(gradient, Rows):
+        return tf.constant(gradient)
+    return tf.IndexedSlices(tf.constant(gradient.values), tf.constant(gradient.ids), tf.constant([3, 2], tf.int64))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_store_that_is_restored_goes_on_as_the_first(name: str) -> None:
+    """The slots are part of the state, with the names of a TensorFlow job."""
+    store = created(name, 0.1)
+    store.update([gradients(1)])
+    state = {key: value.copy() for key, value in store.state().items()}
+    again = Store(name, 0.1)
+    again.restore(list(FIRST), state)
+    for each in (store, again):
+        each.update([gradients(2, ["a.weight", "b"])])
+    equal(again.state(), store.state())
+    if name == "adam":
+        slots = {f"{key}/{slot}" for key in FIRST for slot in ("Adam", "Adam_1")}
+        assert set(state) == {*FIRST, *slots, "beta1_power", "beta2_power"}
+
+
+def test_rows() -> None:
+    """Ids may repeat in a read and in a gradient, in which they add up."""
+    store = created()
+    np.testing.assert_array_equal(store.read_rows("a.weight", np.array([2, 0, 2])), [[4, 5], [0, 1], [4, 5]])
+    values = np.array([[1, 1], [2, 2], [4, 4]], np.float32)
+    store.update([{"a.weight": Rows(np.array([2, 0, 2]), values)}])
+    np.testing.assert_array_equal(store.read()["a.weight"], [[-2, -1], [2, 3], [-1, 0]])
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "sum"])
+def test_rows_of_several_pushes_add_up(aggregate: str) -> None:
+    """With dense gradients of the same parameter, too."""
+    store = created(aggregate=aggregate)
+    rows = Rows(np.array([1]), np.array([[8, 8]], np.float32))
+    store.update([{"a.weight": rows}, {"a.weight": rows}])
+    store.update([{"a.weight": rows}, {"a.weight": np.ones([3, 2], np.float32)}])
+    divisor = 2 if aggregate == "mean" else 1
+    expected = FIRST["a.weight"] - np.array([[1, 1], [25, 25], [1, 1]], np.float32) / divisor
+    np.testing.assert_array_equal(store.read()["a.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "problem"),
+    [
+        ({"a.wieght": FIRST["b"]}, "a.wieght is no parameter. Did you mean a.weight?"),
+        ({"b": np.ones(3, np.float32)}, r"b: expected float32\[2\], given float32\[3\]"),
+        ({"b": np.ones(2)}, r"b: expected float32\[2\], given float64\[2\]"),
+        ({"b": np.array([1, np.nan], np.float32)}, "b: the gradient has NaN; it is not applied"),
+        ({"b": np.array([1, -np.inf], np.float32)}, "b: the gradient has Inf; it is not applied"),
+        ({"a.weight": Rows(np.array([0, 3]), np.ones([2, 2], np.float32))}, "id 3 is no row: there are rows 0 to 2"),
+        ({"a.weight": Rows(np.array([-1]), np.ones([1, 2], np.float32))}, "id -1 is no row"),
+        ({"a.weight": Rows(np.array([0]), np.ones([2, 2], np.float32))}, r"expected float32\[1, 2\], given float32\[2"),
+        ({"a.weight": Rows(np.array([0.5]), np.ones([1, 2], np.float32))}, r"expected ids as int64 \[n\], given float"),
+    ],
+)
+def test_what_does_not_fit_is_refused(gradient: dict[str, Any], problem: str) -> None:
+    """The error has the name, what is expected and what is given."""
+    with pytest.raises(ServiceError, match=problem):
+        created().check(gradient)
+
+
+def test_what_is_announced_is_checked_before_it_arrives() -> None:
+    """As 10 GB for a parameter of 8 bytes."""
+    store = created()
+    store.check_announced({"b": TensorSpec(np.dtype(np.float32), (2,))})
+    with pytest.raises(ServiceError, match=r"b: expected float32\[2\], given float32\[2500000000\]"):
+        store.check_announced({"b": TensorSpec(np.dtype(np.float32), (2_500_000_000,))})
+
+
+def test_an_update_without_gradients_here_moves_the_optimizer_on() -> None:
+    """A server whose parameters are in no push has the same powers of Adam as the others."""
+    one, other = created("adam", 0.1), created("adam", 0.1)
+    for store in (one, other):
+        store.update([gradients(1)])
+    one.update([{}])
+    other.update([gradients(2)])
+    assert one.state()["beta1_power"] == other.state()["beta1_power"] < 0.9 * 0.9 * 0.9 + 1e-6

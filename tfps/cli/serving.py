@@ -1,0 +1,44 @@
+"""What ``--serve`` asks of the other flags."""
+
+from tfps.cli.validation import ProblemCollector
+from tfps.config.job_config import OPTIONS, JobConfig
+from tfps.modes import registry
+from tfps.text import enumerated, show
+
+MODES = ("async", "sync", "ssp")
+_FLAGS = (
+    *("optimizer", "learning_rate", "max_steps", "steps_to_validate", "save_checkpoint_secs", "force", "model_dir"),
+    *("mode", "issync", "backup_workers", "aggregate", "staleness", "start_timeout_secs", "serve"),
+    *("worker_timeout_secs", "max_restarts", "num_ps", "num_workers", "ps_hosts", "job_name", "task_index"),
+    "port_base",
+)
+NAME = "service"
+"""What stands in the place of a model's name."""
+
+
+def check_flags(job: JobConfig, problems: ProblemCollector) -> None:
+    """Check the flags of a service, or that no flag of one is given without ``--serve``."""
+    if not job.serve:
+        if job.worker_timeout_secs != OPTIONS["worker_timeout_secs"].default:
+            problems.add(
+                f"--worker_timeout_secs={job.worker_timeout_secs:g} is for --serve: add it, or leave this out."
+            )
+        return
+    for name, option in OPTIONS.items():
+        value = getattr(job, name)
+        if name not in _FLAGS and value not in (option.default, NAME):
+            problems.add(f"--{name}={show(str(value))} is not for --serve, which trains no model: leave it out.")
+    if problems.has_wrong("mode"):
+        return
+    if job.mode not in MODES:
+        listed = enumerated([f"--mode={mode}" for mode in MODES], "or")
+        problems.add(f"--mode={show(job.mode)} is not for --serve: give {listed}.")
+        return
+    if job.aggregate == "krum":
+        problems.add("--aggregate=krum is not for --serve: give mean, sum, median or trimmed_mean.")
+    if job.job_name not in (None, "ps"):
+        problems.add(f"--job_name={show(job.job_name)} is not for --serve, whose tasks are all PS: give ps.")
+    if job.num_ps == 0:
+        problems.add("--num_ps=0 is not for --serve: give 1 or more.")
+    for problem in problems.of(registry.problems_of, job, job.num_workers or 2) or ():
+        problems.add(problem)

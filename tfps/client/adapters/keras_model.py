@@ -1,0 +1,40 @@
+"""Keras 3 models and layers, whatever their backend: variables by their ``path``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfps.client.message import Array
+from tfps.errors import ServiceError
+
+
+def values(model: Any) -> Mapping[str, Array]:
+    """Return the trainable variables."""
+    return {one.path: _array(one) for one in model.trainable_variables}
+
+
+def assign(model: Any, values: Mapping[str, Array]) -> Any:
+    """Give the variables the values."""
+    for one in model.variables:
+        if one.path in values:
+            one.assign(values[one.path])
+    return model
+
+
+def gradients(model: Any, gradients: Any) -> Mapping[str, Array]:
+    """Return the given gradients, one for each trainable variable in their order, or ``None`` for some.
+
+    Raises:
+        ServiceError: If none are given, or as many as there are no variables.
+    """
+    own = model.trainable_variables
+    if gradients is None or len(gradients) != len(own):
+        given = "none" if gradients is None else str(len(gradients))
+        raise ServiceError(f"gradients: expected {len(own)}, one for each trainable variable, given {given}.")
+    return {one.path: _array(gradient) for one, gradient in zip(own, gradients, strict=True) if gradient is not None}
+
+
+def _array(tensor: Any) -> Array:
+    from keras import ops  # noqa: PLC0415  the model is one of Keras
+
+    array: Array = ops.convert_to_numpy(tensor)
+    return array

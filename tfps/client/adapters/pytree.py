@@ -1,0 +1,65 @@
+"""Pytrees of JAX: nested dicts, lists and tuples of arrays, by the paths to them: ``layers/0/kernel``.
+
+Without JAX, the same for NumPy's arrays.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfps.client.message import Array
+from tfps.errors import ServiceError
+from tfps.text import show
+
+
+def values(model: Any) -> Mapping[str, Array]:
+    """Return the arrays by their paths."""
+    return {name: np.asarray(leaf) for name, leaf in _leaves(model, "")}
+
+
+def assign(model: Any, values: Mapping[str, Array]) -> Any:
+    """Return a tree of the same form with other values: arrays of JAX where the old ones are."""
+    return _mapped(model, values, "")
+
+
+def gradients(model: Any, gradients: Any) -> Mapping[str, Array]:
+    """Return the gradients, which are a tree of the same form, or ``model`` itself."""
+    return values(model if gradients is None else gradients)
+
+
+def _children(tree: Any) -> Iterator[tuple[str, Any]] | None:
+    if isinstance(tree, Mapping):
+        return ((str(key), value) for key, value in tree.items())
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return ((str(index), value) for index, value in enumerate(tree))
+    return None
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = _children(tree)
+    if children is None and tree is not None:
+        yield path, tree
+    for name, child in children or ():
+        yield from _leaves(child, f"{path}/{name}" if path else name)
+
+
+def _mapped(tree: Any, values: Mapping[str, Array], path: str) -> Any:
+    def child(name: object, value: Any) -> Any:
+        return _mapped(value, values, f"{path}/{name}" if path else str(name))
+
+    if isinstance(tree, Mapping):
+        return type(tree)({key: child(key, value) for key, value in tree.items()})  # type: ignore[call-arg]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(child(index, value) for index, value in enumerate(tree)))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(child(index, value) for index, value in enumerate(tree))
+    if tree is None:
+        return None
+    if path not in values:
+        raise ServiceError(f"{show(path)} is no parameter.")
+    if type(tree).__module__.startswith(("jax", "jaxlib")):
+        from jax import numpy  # noqa: PLC0415  the leaf is one of JAX
+
+        return numpy.asarray(values[path])
+    return values[path]

@@ -1,0 +1,239 @@
+"""A client of a parameter service: pull parameters, push gradients. Needs NumPy, and nothing else.
+
+Example::
+
+    import tfps
+
+    with tfps.connect("h0:2222,h1:2222") as ps:
+        ps.init({"w": w, "b": b})
+        for batch in batches:
+            weights = ps.pull()
+            step = ps.push(gradients(weights, batch))
+"""
+
+import os
+import ssl
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tfps.client.adapters import adapter_of
+from tfps.client.connection import Connection, Identity
+from tfps.client.message import Array, TensorSpec
+from tfps.client.servers import DENSE, IDS, ROWS, Seen, Servers
+from tfps.cluster.addresses import parse_hosts
+from tfps.errors import ConfigError, ServiceError
+from tfps.text import show
+
+HOSTS, TOKEN, WORKER = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER"
+
+
+def connect(
+    ps_hosts: str | None = None,
+    *,
+    worker: int | None = None,
+    token: str | None = None,
+    start_timeout_secs: float = 60.0,
+    retry_secs: float = 60.0,
+    tls: ssl.SSLContext | None = None,
+) -> "Client":
+    """Connect to a service, and return the client.
+
+    Args:
+        ps_hosts: The addresses of the servers, ``host:port`` with commas between; by default, those in
+            ``TFPS_PS_HOSTS``.
+        worker: The index of this worker, in modes in which workers wait for each other; by default, that in
+            ``TFPS_WORKER``, or 0.
+        token: The secret of the service; by default, that in ``TFPS_TOKEN``, or none.
+        start_timeout_secs: How long to wait for servers that are not there yet.
+        retry_secs: How long to try to reach a server again that is lost.
+        tls: How to encrypt; by default not at all.
+
+    Raises:
+        ConfigError: If no address is given, or one is wrong.
+        ClusterFormError: If a server does not answer in time.
+        ServiceError: If a server refuses this client.
+    """
+    identity = _identity(worker, token)
+    addresses = _addresses(ps_hosts)
+    connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
+    servers = Servers(connections, retry_secs)
+    try:
+        servers.check()
+    except BaseException:
+        servers.close()
+        raise
+    return Client(servers)
+
+
+def _addresses(ps_hosts: str | None) -> list[str]:
+    given = ps_hosts or os.environ.get(HOSTS, "")
+    addresses = [address for address in given.split(",") if address]
+    if not addresses:
+        raise ConfigError(f"no address of a service: give ps_hosts, or set {HOSTS}, as host:port,host:port.")
+    problems: list[str] = []
+    parse_hosts("ps_hosts", ",".join(addresses), problems)
+    if problems:
+        raise ConfigError(problems)
+    return addresses
+
+
+def _identity(worker: int | None, token: str | None) -> Identity:
+    from tfps import __version__  # noqa: PLC0415  tfps imports this module
+
+    given = os.environ.get(WORKER) or "0"
+    if worker is None and not given.isdecimal():
+        raise ConfigError(f"{WORKER}={show(given)} is no index of a worker: give 0, 1, 2, ...")
+    index = int(given) if worker is None else worker
+    secret = os.environ.get(TOKEN, "") if token is None else token
+    return Identity(uuid.uuid4().hex, index, secret, __version__)
+
+
+class Client:
+    """A client of a service. Threads may share it: one push follows the other.
+
+    Args:
+        servers: The servers.
+    """
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._order = ThreadPoolExecutor(1, thread_name_prefix="tfps-order")
+        self._pushing, self._pushes = threading.Lock(), 0
+
+    def init(self, values: Mapping[str, Any]) -> None:
+        """Give the parameters their first values, unless another client has done so, or a checkpoint.
+
+        Args:
+            values: Arrays by name.
+
+        Raises:
+            ServiceError: If there are parameters of other names, dtypes or shapes.
+        """
+        self._servers.init({name: np.asarray(value) for name, value in values.items()})
+
+    def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return parameters by name, all of one step; all of them if no names are given.
+
+        Raises:
+            ServiceError: If a name is not known, or there are no parameters yet.
+        """
+        return self._servers.pull(list(self._servers.specs) if names is None else list(names))
+
+    def push(self, gradients: Mapping[str, Any]) -> int:
+        """Push gradients, and return the number of updates when they are applied, or have come too late.
+
+        Args:
+            gradients: Arrays by name; some of the parameters are enough.
+
+        Raises:
+            ServiceError: If one does not fit its parameter, or is not finite; nothing is applied then.
+            PeerLostError: If the servers are lost; it is not known then whether the gradients were applied.
+        """
+        return self._push(self._dense(gradients), self._servers.seen)
+
+    def push_async(self, gradients: Mapping[str, Any]) -> "Future[int]":
+        """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns."""
+        copies = {DENSE + name: self._converted(name, value).copy() for name, value in gradients.items()}
+        return self._order.submit(self._push, copies, self._servers.seen)
+
+    def push_pull(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+        """Push gradients, and return all parameters as they are then."""
+        arrays = self._dense(gradients)
+        with self._pushing:
+            self._pushes += 1
+            return self._servers.push_pull(arrays, self._pushes)
+
+    def pull_rows(self, name: str, ids: Any) -> Array:
+        """Return rows of a parameter: [n, ...] for ids [n], which may repeat.
+
+        Raises:
+            ServiceError: If the name is not known, or an id is no row.
+        """
+        return self._servers.pull_rows(name, np.asarray(ids, np.int64))
+
+    def push_rows(self, name: str, ids: Any, gradients: Any) -> int:
+        """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
+        values = np.asarray(gradients, self._servers.spec(name).dtype)
+        return self._push({IDS + name: np.asarray(ids, np.int64), ROWS + name: values}, self._servers.seen)
+
+    def init_module(self, model: Any) -> Any:
+        """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
+
+        Its other state, such as the averages of batch norm, stays its own.
+
+        Args:
+            model: A Keras 3 model or layer, or a pytree of JAX.
+        """
+        self.init(adapter_of(model).values(model))
+        return self.pull_into(model)
+
+    def pull_into(self, model: Any) -> Any:
+        """Give a model the parameters' present values; return it, or a new tree in the case of JAX."""
+        return adapter_of(model).assign(model, self.pull())
+
+    def push_grads(self, model: Any, gradients: Any = None) -> int:
+        """Push the gradients of a model; return what ``push`` returns.
+
+        Args:
+            model: The model.
+            gradients: In the case of Keras, one for each trainable variable; in that of JAX, a tree of the same form.
+        """
+        return self.push(adapter_of(model).gradients(model, gradients))
+
+    def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
+        """Wait until so many updates are made; return whether they are, and not the time is over."""
+        own = self._servers.first.another()  # so that other threads can push
+        try:
+            answer = own.request("wait", step=str(step), secs=str(timeout_secs))
+        finally:
+            own.close()
+        return int(answer.metadata["step"]) >= step
+
+    @property
+    def dropped(self) -> int:
+        """How many pushes of this client have come too late, and are in no update."""
+        return self._servers.dropped
+
+    @property
+    def step(self) -> int:
+        """The number of updates that are made."""
+        return int(self._servers.first.request("status").metadata["step"])
+
+    def close(self) -> None:
+        """Close the connections, after what was pushed in the background."""
+        self._order.shutdown()
+        self._servers.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _dense(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+        return {DENSE + name: self._converted(name, value) for name, value in gradients.items()}
+
+    def _converted(self, name: str, value: Any) -> Array:
+        """Return a gradient as an array; one of Python's numbers gets the parameter's dtype.
+
+        Raises:
+            ServiceError: If it does not fit the parameter.
+        """
+        spec = self._servers.spec(name)
+        array: Array = value if isinstance(value, np.ndarray) else np.asarray(value, spec.dtype)
+        if TensorSpec.of(array) != spec:
+            raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array)}.")
+        return array
+
+    def _push(self, arrays: Mapping[str, Array], seen: Seen) -> int:
+        with self._pushing:
+            self._pushes += 1
+            return self._servers.push(arrays, self._pushes, seen)

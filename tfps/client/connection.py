@@ -1,0 +1,201 @@
+"""A client's connection to one server of a service: requests and answers, and a new connection where one is lost."""
+
+import contextlib
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfps.client import message as messages
+from tfps.client.message import Array, Message
+from tfps.cluster.addresses import split
+from tfps.errors import (
+    ClusterFormError,
+    NotReadyError,
+    PeerLostError,
+    ProtocolError,
+    ServiceEndedError,
+    ServiceError,
+    StoppedError,
+    TfpsError,
+)
+from tfps.timeouts import TCP_TIMEOUT_SECS
+
+PROTOCOL, LEAVE = "1", "leave"
+ERRORS: Mapping[str, type[TfpsError]] = {
+    kind.__name__: kind
+    for kind in (ServiceError, ProtocolError, NotReadyError, ServiceEndedError, PeerLostError, StoppedError)
+}
+_CONNECT_SECS = 5.0
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a client says of itself.
+
+    Attributes:
+        client: Its name, of which there is no other one.
+        worker: The index of its worker.
+        token: The secret of the service; empty for none.
+        release: The release of tfps.
+    """
+
+    client: str
+    worker: int
+    token: str
+    release: str
+
+
+class Connection:
+    """A connection. Threads may share it: one request follows the other.
+
+    Args:
+        address: The address of the server, ``host:port``.
+        identity: What the client says of itself.
+        start_timeout_secs: How long to wait for the server at first.
+        retry_secs: How long to try to reach it again when it is lost.
+        tls: How to encrypt; ``None`` for not at all.
+
+    Attributes:
+        address: See there.
+        server: What the server has said of itself, by name; empty before the first request.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        start_timeout_secs: float,
+        retry_secs: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address, self._identity, self._tls = address, identity, tls
+        self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self.server: Mapping[str, str] = {}
+
+    def request(self, method: str, tensors: Mapping[str, Array] | None = None, **metadata: str) -> Message:
+        """Send a request, and return the answer. It is sent again if the connection is lost before the answer came.
+
+        Raises:
+            ServiceError: If the server refuses it.
+            ClusterFormError: If there is no server in time.
+            PeerLostError: If the server is lost and does not come back; then it is not known whether it has acted.
+        """
+        message = Message({"method": method, **metadata}, tensors or {})
+        with self._lock:
+            answer = self._answer(message)
+        return _checked(answer)
+
+    def another(self) -> "Connection":
+        """Return another connection of the same client to the same server."""
+        return Connection(self.address, self._identity, self._start_timeout_secs, self._retry_secs, self._tls)
+
+    def close(self) -> None:
+        """Close the connection, and say that nothing more comes: no other worker has to wait for this one."""
+        with self._lock:
+            if self._socket:
+                with contextlib.suppress(OSError):
+                    messages.send(self._socket, Message({"method": LEAVE}))
+            self._drop()
+
+    def _answer(self, message: Message) -> Message:
+        began, pause, was_known = time.monotonic(), _FIRST_PAUSE_SECS, bool(self.server)
+        while True:
+            try:
+                return self._once(message)
+            except OSError as error:
+                self._drop()
+                limit = self._retry_secs if was_known else self._start_timeout_secs
+                if time.monotonic() - began + pause > limit:
+                    raise self._lost(error, limit, was_known) from None
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  so that many clients do not come together
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+    def _lost(self, error: OSError, secs: float, was_known: bool) -> Exception:
+        why = f"{self.address}: no answer for {secs:g} s ({error.strerror or error})"
+        if was_known:
+            return PeerLostError(f"{why}: it is not known whether the last request was carried out.")
+        return ClusterFormError(f"{why}: is the service started there?")
+
+    def _once(self, message: Message) -> Message:
+        connection = self._socket or self._open()
+        try:
+            messages.send(connection, message)
+        except OSError as error:
+            return _last_answer(connection, error)
+        return _received(connection)
+
+    def _open(self) -> socket.socket:
+        """Connect, and exchange what both say of themselves.
+
+        Raises:
+            OSError: If that fails.
+            ServiceError: If the server refuses this client, or is that of another run.
+        """
+        raw = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
+        try:
+            prepare(raw)
+            made = self._tls.wrap_socket(raw, server_hostname=split(self.address)[0]) if self._tls else raw
+            own = self._identity
+            said = {"client": own.client, "worker": str(own.worker), "token": own.token, "release": own.release}
+            messages.send(made, Message({"method": "hello", "protocol": PROTOCOL, **said}))
+            server = _checked(_received(made)).metadata
+            made.settimeout(None)
+        except BaseException:
+            raw.close()
+            raise
+        before, run = self.server.get("run", ""), server["run"]
+        if before and run and before != run:
+            made.close()
+            raise ServiceError(f"{self.address}: the service was started again, as another run: connect again.")
+        self._socket, self.server = made, {**server, "run": run or before}
+        return made
+
+    def _drop(self) -> None:
+        if self._socket:
+            self._socket.close()
+        self._socket = None
+
+
+def prepare(connection: socket.socket) -> None:
+    """Let a connection send without delay, and end when the other machine is silent for long."""
+    every = int(TCP_TIMEOUT_SECS / 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", every), ("TCP_KEEPINTVL", every), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not on all systems
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * TCP_TIMEOUT_SECS))
+
+
+def _last_answer(connection: socket.socket, error: OSError) -> Message:
+    """Return what the server has answered before it closed the connection, as it wants no more of a message.
+
+    Raises:
+        OSError: The error, if there is no answer.
+    """
+    with contextlib.suppress(OSError, ProtocolError):
+        connection.settimeout(_CONNECT_SECS)
+        return _received(connection)
+    raise error
+
+
+def _received(source: socket.socket) -> Message:
+    answer = messages.receive(source)
+    if answer is None:
+        raise ConnectionResetError("the connection was closed")
+    return answer
+
+
+def _checked(answer: Message) -> Message:
+    """Return an answer, or raise the error that it is."""
+    if "error" in answer.metadata:
+        raise ERRORS.get(answer.metadata["error"], ServiceError)(answer.metadata.get("message", "refused"))
+    return answer

@@ -1,0 +1,258 @@
+"""The messages between a client and a parameter service: each is one safetensors file, header and arrays.
+
+A message, in bytes (https://github.com/huggingface/safetensors, "Format")::
+
+    8               the size N of the header: unsigned, little-endian
+    N               the header: JSON, padded with blanks to a multiple of 8
+    the rest        the arrays, one after the other, in row-major order and little-endian
+
+    {"__metadata__": {"method": "push", "id": "7"},
+     "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+
+All values of ``__metadata__`` are texts. The arrays follow each other without gaps, so the header tells where a message
+ends. A receiver may look at the header before it makes room for the arrays. Nothing that is received is executed.
+"""
+
+import json
+import math
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tfps.errors import ProtocolError
+
+Array = npt.NDArray[Any]
+DTYPES: Mapping[str, str] = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
+    **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
+}
+_NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+_SIZE = struct.Struct("<Q")
+_MOST_HEADER_BYTES, _MOST_DIMENSIONS, _ALIGNED = 16 << 20, 32, 8
+_MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The dtype and the shape of an array: what is announced of it.
+
+    Attributes:
+        dtype: The NumPy dtype, in the machine's byte order.
+        shape: The shape.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the array in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+    @classmethod
+    def of(cls, array: Array) -> "TensorSpec":
+        """Return what there is to announce of an array."""
+        return cls(array.dtype, array.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message announces.
+
+    Attributes:
+        metadata: Texts by name.
+        tensors: The arrays that follow, by name, in their order.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, TensorSpec]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all arrays in bytes."""
+        return sum(spec.num_bytes for spec in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message.
+
+    Attributes:
+        metadata: Texts by name.
+        tensors: Arrays by name; any order, as long as NumPy can make them contiguous.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+
+
+def encode(message: Message) -> list[memoryview]:
+    """Return a message as buffers to send one after the other: the header, and each array without a copy of it.
+
+    Raises:
+        ProtocolError: If an array has a dtype that the format lacks.
+    """
+    arrays = {name: _little(name, array) for name, array in message.tensors.items()}
+    entries: dict[str, object] = {_METADATA: dict(message.metadata)}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.nbytes
+        dtype = _NAMES[array.dtype.newbyteorder("<")]
+        entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % _ALIGNED)
+    bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
+    return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
+
+
+def _little(name: str, array: Array) -> Array:
+    """Return an array as it is sent: contiguous and little-endian; the same one if it is so already."""
+    try:
+        kind = DTYPES[_NAMES[array.dtype.newbyteorder("<")]]
+    except KeyError:
+        known = ", ".join(np.dtype(kind).name for kind in DTYPES.values())
+        raise ProtocolError(f"{name}: dtype {array.dtype} cannot be sent; known are {known}.") from None
+    return np.ascontiguousarray(array, np.dtype(kind)).reshape(array.shape)
+
+
+def send(to: socket.socket, message: Message) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: If the connection fails.
+        ProtocolError: If an array has a dtype that the format lacks.
+    """
+    small: list[memoryview] = []
+    for buffer in encode(message):
+        if len(buffer) > _MOST_JOINED:
+            _flush(to, small)
+            to.sendall(buffer)
+        else:
+            small.append(buffer)
+    _flush(to, small)
+
+
+def _flush(to: socket.socket, small: list[memoryview]) -> None:
+    """Send some small buffers together, and forget them."""
+    if small:
+        to.sendall(b"".join(small))
+        small.clear()
+
+
+def receive_header(source: socket.socket) -> Header | None:
+    """Receive the header of a message; ``None`` if the connection has ended between two messages.
+
+    Raises:
+        OSError: If the connection fails, or ends within the header.
+        ProtocolError: If what arrives is no such header.
+    """
+    size = _received(source, bytearray(_SIZE.size), may_end=True)
+    if size is None:
+        return None
+    length = _SIZE.unpack(size)[0]
+    if not 2 <= length <= _MOST_HEADER_BYTES:
+        raise ProtocolError(f"a header of {length:,} bytes is announced: this is no message of tfps.")
+    content = bytearray()
+    while len(content) < length:  # in parts: only what has arrived takes memory
+        part = _received(source, bytearray(min(length - len(content), 1 << 20)))
+        content += part or b""
+    return _parsed(bytes(content))
+
+
+def receive(source: socket.socket, accept: Callable[[Header], None] = lambda _: None) -> Message | None:
+    """Receive a message; ``None`` if the connection has ended between two messages.
+
+    Args:
+        source: The connection.
+        accept: Raises an error for a header whose arrays are not wanted, before room is made for them.
+
+    Raises:
+        OSError: If the connection fails, or ends within a message.
+        ProtocolError: If what arrives is no message.
+    """
+    header = receive_header(source)
+    if header is None:
+        return None
+    accept(header)
+    return Message(header.metadata, receive_tensors(source, header))
+
+
+def receive_tensors(source: socket.socket, header: Header) -> Mapping[str, Array]:
+    """Receive the arrays that a header announces.
+
+    Raises:
+        OSError: If the connection fails, or ends within them.
+    """
+    found: dict[str, Array] = {}
+    for name, spec in header.tensors.items():
+        array: Array = np.empty(spec.shape, spec.dtype.newbyteorder("<"))
+        if array.nbytes:
+            _received(source, array.reshape(-1).data.cast("B"))
+        found[name] = array.astype(spec.dtype, copy=False)
+    return found
+
+
+def skip_tensors(source: socket.socket, header: Header) -> None:
+    """Receive the arrays that a header announces, and forget them.
+
+    Raises:
+        OSError: If the connection fails, or ends within them.
+    """
+    left, buffer = header.num_bytes, bytearray(1 << 16)
+    while left:
+        part = memoryview(buffer)[: min(left, len(buffer))]
+        _received(source, part)
+        left -= len(part)
+
+
+def _received(
+    source: socket.socket, buffer: "bytearray | memoryview", may_end: bool = False
+) -> "bytearray | memoryview | None":
+    view, done = memoryview(buffer), 0
+    while done < len(view):
+        count = source.recv_into(view[done:])
+        if not count and may_end and not done:
+            return None
+        if not count:
+            raise ConnectionResetError("the connection ended within a message")
+        done += count
+    return buffer
+
+
+def _parsed(content: bytes) -> Header:
+    try:
+        entries = json.loads(content)
+        metadata = entries.pop(_METADATA, {})
+        tensors = dict(_specs(entries))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ProtocolError(f"a header cannot be read ({type(error).__name__}: {error}): no message of tfps.") from None
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ProtocolError("a header cannot be read (metadata): no message of tfps.")
+    return Header(metadata, tensors)
+
+
+def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, TensorSpec]]:
+    offset = 0
+    for name, entry in entries.items():
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(_is_size(size) for size in shape)):
+            raise ValueError(f"shape of {name}")
+        spec = TensorSpec(np.dtype(DTYPES[str(dtype)]).newbyteorder("="), tuple(shape))
+        if offsets != [offset, offset + spec.num_bytes]:
+            raise ValueError(f"data_offsets of {name}")
+        offset += spec.num_bytes
+        yield name, spec
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 62

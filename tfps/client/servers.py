@@ -1,0 +1,219 @@
+"""The servers of a parameter service, as a client sees them together: which has what, and reads of one step."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from tfps.client.connection import Connection
+from tfps.client.message import Array, Message, TensorSpec
+from tfps.errors import NotReadyError, PeerLostError, ServiceError
+from tfps.text import did_you_mean, show
+
+DENSE, IDS, ROWS = "d/", "i/", "r/"
+"""The beginnings of the names of arrays in a message: a dense array, the ids of rows, the rows."""
+_LOST_READS = 100
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
+
+Seen = Mapping[str, str]
+"""The generation and the step of parameters that were read."""
+_Found = TypeVar("_Found")
+
+
+class Servers:
+    """The servers.
+
+    Args:
+        connections: To each server, in their order.
+        retry_secs: How long to wait for servers that begin again.
+
+    Attributes:
+        first: The connection to the first server.
+        seen: Of which moment the parameters are that were read last.
+        dropped: How many pushes have come too late.
+    """
+
+    def __init__(self, connections: Sequence[Connection], retry_secs: float) -> None:
+        self._connections, self.first, self._retry_secs = connections, connections[0], retry_secs
+        self._pool = ThreadPoolExecutor(len(connections), thread_name_prefix="tfps")
+        self._specs: dict[str, TensorSpec] = {}
+        self._places: dict[str, int] = {}
+        self.seen: Seen = {"generation": "", "step": "0"}
+        self.dropped = 0
+
+    def check(self) -> None:
+        """Check that all servers are those of one service, in their order.
+
+        Raises:
+            ServiceError: If they are not.
+        """
+        answers = self._all("status", [{}] * len(self._connections))
+        for index, (connection, answer) in enumerate(zip(self._connections, answers, strict=True)):
+            task, count = answer.metadata["task"], int(answer.metadata["num_ps"])
+            if task != f"ps/{index}" or count != len(self._connections):
+                place = f"{connection.address} is {task} of {count}"
+                raise ServiceError(f"{place}, and ps_hosts has it as ps/{index} of {len(self._connections)}.")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The parameters by name.
+
+        Raises:
+            ServiceError: If there are none yet.
+        """
+        if not self._specs:
+            self._learn(self.until_ready(lambda: self.first.request("describe")))
+        return self._specs
+
+    def _learn(self, answer: Message) -> None:
+        for name, (dtype, shape, place) in json.loads(answer.metadata["parameters"]).items():
+            self._specs[name], self._places[name] = TensorSpec(np.dtype(dtype), tuple(shape)), place
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return the dtype and the shape of a parameter.
+
+        Raises:
+            ServiceError: If there is none of this name.
+        """
+        if name not in self.specs:
+            raise ServiceError(f"{show(name)} is no parameter.{did_you_mean(name, self._specs)}")
+        return self._specs[name]
+
+    def _place(self, name: str) -> int:
+        self.spec(name)
+        return self._places[name]
+
+    def init(self, values: Mapping[str, Array]) -> None:
+        """Give the parameters their first values, unless they have some."""
+        wanted = {name: TensorSpec.of(array) for name, array in values.items()}
+        text = json.dumps({name: [spec.dtype.name, list(spec.shape)] for name, spec in wanted.items()})
+        self.until_ready(lambda: self._init(text, values))
+
+    def _init(self, specs: str, values: Mapping[str, Array]) -> None:
+        answer = self.first.request("begin_init", specs=specs)
+        self._learn(answer)
+        if giver := answer.metadata["giver"]:
+            self._all("init", self._parts({DENSE + name: array for name, array in values.items()}), giver=giver)
+            self.first.request("end_init", giver=giver)
+
+    def pull(self, names: Sequence[str]) -> dict[str, Array]:
+        """Return parameters by name, all of one step."""
+        asked: dict[int, list[str]] = {}
+        for name in names:
+            asked.setdefault(self._place(name), []).append(name)
+        texts = {index: json.dumps(own) for index, own in (asked or {0: []}).items()}
+        return self.until_ready(lambda: self._pulled(names, texts))
+
+    def _pulled(self, names: Sequence[str], texts: Mapping[int, str]) -> dict[str, Array]:
+        for _ in range(_LOST_READS):
+            arrays = self._read(texts)
+            if arrays is not None:
+                return {name: arrays[DENSE + name] for name in names}
+        raise ServiceError("the parameters change faster than they can be read from all servers.")
+
+    def _read(self, texts: Mapping[int, str]) -> Mapping[str, Array] | None:
+        """Read from servers; return ``None`` if one of them has left the step of another behind.
+
+        Raises:
+            NotReadyError: If they are of different generations: some have begun again.
+        """
+        ask = self._connections
+        found = self._pool.map(lambda index: ask[index].request("pull", names=texts[index]), texts)
+        answers = dict(zip(texts, found, strict=True))
+        newest = max((answer.metadata for answer in answers.values()), key=lambda said: int(said["step"]))
+        if any(answer.metadata["generation"] != newest["generation"] for answer in answers.values()):
+            raise NotReadyError("some servers begin again from their last checkpoint.")
+        seen = {"generation": newest["generation"], "step": newest["step"]}
+        for index, answer in answers.items():
+            if answer.metadata["step"] != seen["step"]:
+                answers[index] = ask[index].request("read", {}, names=texts[index], **seen)
+        if any(answer.metadata.get("gone") for answer in answers.values()):
+            return None
+        self.seen = seen
+        return {name: array for answer in answers.values() for name, array in answer.tensors.items()}
+
+    def pull_rows(self, name: str, ids: Array) -> Array:
+        """Return rows of a parameter."""
+        server = self._connections[self._place(name)]
+        answer = self.until_ready(lambda: server.request("pull_rows", {"ids": ids}, name=name))
+        self.seen = _seen_in(answer)
+        return answer.tensors["rows"]
+
+    def push(self, arrays: Mapping[str, Array], number: int, seen: Seen) -> int:
+        """Push gradients, which have their names in a message; return the number of updates then.
+
+        Args:
+            arrays: The gradients.
+            number: The number of the push among those of this client.
+            seen: Of which moment the parameters are that the gradients were computed with.
+        """
+        parts = self._parts(arrays)
+        answer = self.until_ready(lambda: self._push(parts, push=str(number), **seen))
+        return int(answer.metadata["made"])
+
+    def push_pull(self, arrays: Mapping[str, Array], number: int) -> dict[str, Array]:
+        """Push gradients, and return all parameters as they are then; one round trip if there is one server."""
+        names = list(self.specs)
+        if len(self._connections) > 1:
+            self.push(arrays, number, self.seen)
+            return self.pull(names)
+        said = {"push": str(number), "pull": json.dumps(names), **self.seen}
+        answer = self.until_ready(lambda: self._push([arrays], **said))
+        return {name: answer.tensors[DENSE + name] for name in names}
+
+    def _push(self, parts: Sequence[Mapping[str, Array]], **said: str) -> Message:
+        others = [index for index, part in enumerate(parts) if part and index]
+        staged = {
+            str(index): self._pool.submit(self._connections[index].request, "stage", parts[index], push=said["push"])
+            for index in others
+        }
+        generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
+        answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
+        self.seen = _seen_in(answer)
+        self.dropped += not int(answer.metadata["applied"])
+        return answer
+
+    def _parts(self, arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
+        """Return the arrays of each server."""
+        parts: list[dict[str, Array]] = [{} for _ in self._connections]
+        for name, array in arrays.items():
+            parts[self._place(name[len(DENSE) :])][name] = array
+        return parts
+
+    def _all(self, method: str, parts: Sequence[Mapping[str, Array]], **metadata: str) -> Sequence[Message]:
+        """Send a request to each server, at the same time; return the answers."""
+        sent = [
+            self._pool.submit(connection.request, method, part, **metadata)
+            for connection, part in zip(self._connections, parts, strict=True)
+        ]
+        return [future.result() for future in sent]
+
+    def until_ready(self, act: Callable[[], _Found]) -> _Found:
+        """Return what a function returns; call it again while the servers begin again.
+
+        Raises:
+            PeerLostError: If they do so for longer than ``retry_secs``.
+        """
+        deadline, pause = time.monotonic() + self._retry_secs, _FIRST_PAUSE_SECS
+        while True:
+            try:
+                return act()
+            except NotReadyError as error:
+                if time.monotonic() > deadline:
+                    secs = f"{self._retry_secs:g} s"
+                    raise PeerLostError(f"{self.first.address}: not ready for {secs}: {error}") from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+
+def _seen_in(answer: Message) -> Seen:
+    return {name: answer.metadata[name] for name in ("generation", "step")}

@@ -1,0 +1,1 @@
+"""A parameter service: a server of parameters for clients of any framework."""

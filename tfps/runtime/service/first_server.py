@@ -1,0 +1,282 @@
+"""The first server of a parameter service: decides about updates and parameters, and lets all servers begin again.
+
+A *generation* is the time from a begin to the loss of a server. Each begins with the values of the newest checkpoint,
+on all servers: the others may have lost theirs, or may have made updates that the lost one had not.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tfps.client.connection import Connection
+from tfps.client.message import Array, Header, Message, TensorSpec
+from tfps.client.servers import DENSE
+from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
+from tfps.runtime.service.gradients import part_of
+from tfps.runtime.service.placement import Placement, specs_of
+from tfps.runtime.service.pushes import Push, PushId, Rules, State
+from tfps.runtime.service.sequencer import Sequencer
+from tfps.runtime.service.server import Server
+from tfps.runtime.service.session import Session
+from tfps.runtime.service.store import Store
+from tfps.runtime.service.versions import Version
+from tfps.text import show
+
+_LONGEST_WAIT_SECS = 3600.0
+_AGAIN = "the service begins again from its last checkpoint."
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoint(Protocol):
+    """A checkpoint, as the first server reads it.
+
+    Attributes:
+        run: The identity of the run.
+        state: The number of the last update, and which pushes are in it.
+        specs: The parameters by name.
+    """
+
+    run: str
+    state: State
+    specs: Mapping[str, TensorSpec]
+
+    def read(self, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return the values of some parameters and of their slots, by the names of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The values of one moment on all servers.
+
+    Attributes:
+        run: The identity of the run.
+        state: The number of the last update, and which pushes are in it.
+        names: The parameters.
+        parts: Returns, for each server, the values of its parameters and slots by name; each once.
+    """
+
+    run: str
+    state: State
+    names: Sequence[str]
+    parts: Sequence[Callable[[], Mapping[str, Array]]] = field(default_factory=list)
+
+
+class FirstServer(Server):
+    """The first server.
+
+    Args:
+        store: Its parameters.
+        rules: When an update is made.
+        others: The connections to the others, in their order.
+        terms: What all servers have to agree on, as JSON.
+    """
+
+    def __init__(self, store: Store, rules: Rules, others: Sequence[Connection] = (), terms: str = "{}") -> None:
+        super().__init__(0, store, 1 + len(others), terms)
+        self._others = others
+        self._placement = Placement(1 + len(others))
+        self._sequencer = Sequencer(rules, self._make)
+        self._pool = ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="others")
+        self._forming = threading.Lock()
+        self._methods |= {
+            **{"describe": self._describe, "begin_init": self._begin_init, "end_init": self._finish_init},
+            **{"push": self._push, "wait": self._wait},
+        }
+
+    @property
+    def now(self) -> Version:
+        """The generation, and the number of the last update."""
+        return self._versions.now
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether clients or a checkpoint have given parameters."""
+        return self._placement.is_ready
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The parameters of all servers, by name."""
+        return self._placement.specs
+
+    def dropped(self) -> Mapping[int, int]:
+        """Return by worker how many of its pushes came too late."""
+        return self._sequencer.dropped()
+
+    def joined(self, session: Session) -> None:
+        """Note that a client has connected."""
+        super().joined(session)
+        self._sequencer.connected(session.worker, 1)
+
+    def left(self, session: Session) -> None:
+        """Note that a connection has ended."""
+        super().left(session)
+        self._sequencer.connected(session.worker, -1)
+        self._placement.leave(session)
+        if session.has_left:
+            self._sequencer.leave(session.worker)
+
+    def end(self, error: TfpsError) -> None:
+        """Let all pushes that wait, and later ones, end with an error."""
+        self.stop()
+        self._sequencer.fail(error)
+
+    def dismiss_others(self, error: TfpsError | None = None) -> None:
+        """Let the other servers end, as the service is over, or has failed for good."""
+        said = {"code": str(error.exit_code), "message": str(error)} if error else {}
+        for other in self._others:
+            with contextlib.suppress(TfpsError):
+                other.request("end", {}, **said)
+
+    def restart(self, checkpoint: Checkpoint | None) -> None:
+        """Begin a generation on all servers, with the values of a checkpoint, or with none.
+
+        Raises:
+            ClusterFormError: If another server is not there in time.
+            PeerLostError: If another server is lost.
+        """
+        with self._forming:
+            self._versions.suspend()
+            state = checkpoint.state if checkpoint else State()
+            now = Version(uuid.uuid4().hex, state.step)
+            self._sequencer.restart(state, now.generation)
+            self._placement.restart(checkpoint.specs if checkpoint else None)
+            run = checkpoint.run if checkpoint else self.run or uuid.uuid4().hex
+            for index, other in enumerate(self._others, 1):
+                names, values = self._values(checkpoint, index)
+                said = {"names": json.dumps(names), "run": run, "terms": self._terms, **self._about(now)}
+                other.request("begin", {DENSE + name: value for name, value in values.items()}, **said)
+            self.begin(now, run, *self._values(checkpoint, 0))
+
+    def _values(self, checkpoint: Checkpoint | None, index: int) -> tuple[Sequence[str] | None, Mapping[str, Array]]:
+        """Return the parameters of a server, and the values of these and of their slots."""
+        if checkpoint is None:
+            return None, {}
+        names = self._placement.of_server(index)
+        return names, checkpoint.read(names)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Return a context with the values of one moment, while which lasts no generation begins.
+
+        Raises:
+            NotReadyError: If the service begins again.
+        """
+        with self._forming:
+            with self._sequencer.paused() as state:
+                generation = self.now.generation
+                asked = [self._pool.submit(other.request, "snapshot") for other in self._others]
+                now, own = self._versions.at_rest(self._store.state)
+                answers = [future.result().metadata for future in asked]
+            if any((each["generation"], each["step"]) != (generation, str(now.step)) for each in answers):
+                raise NotReadyError(_AGAIN)
+            parts = [lambda: own, *(lambda one=other: _state_of(one) for other in self._others)]
+            yield Snapshot(self.run, state, list(self._placement.specs), parts)
+
+    def _check_ready(self) -> None:
+        self._versions.at_rest(lambda: None)
+        self._placement.check_ready()
+
+    def _check_first_values(self, header: Header) -> None:
+        """Check what is announced of first values, by what the client has said before of all of them."""
+        super()._check_first_values(header)
+        self._placement.check_giver(header.metadata.get("giver", ""))
+        for name, spec in header.tensors.items():
+            expected = self._placement.specs.get(name[len(DENSE) :])
+            if expected != spec:
+                raise ServiceError(f"{show(name[len(DENSE) :])}: expected {expected}, given {spec}.")
+
+    def _status(self, request: Message, session: Session) -> Message:
+        answer = super()._status(request, session)
+        return Message({**answer.metadata, "dropped": json.dumps(self.dropped())})
+
+    def _describe(self, request: Message, session: Session) -> Message:
+        del request, session
+        self._check_ready()
+        return Message({"parameters": self._placement.described()})
+
+    def _begin_init(self, request: Message, session: Session) -> Message:
+        self._versions.at_rest(lambda: None)
+        giver = self._placement.begin(specs_of(request.metadata["specs"]), session)
+        return Message({"giver": giver, "parameters": self._placement.described()})
+
+    def _finish_init(self, request: Message, session: Session) -> Message:
+        """Let all servers keep the first values that a client has given."""
+        giver = request.metadata["giver"]
+        self._placement.check_giver(giver)
+        for future in [self._pool.submit(other.request, "end_init", giver=giver) for other in self._others]:
+            future.result()
+        self._end_init(request, session)
+        self._placement.end(giver)
+        return Message({})
+
+    def _push(self, request: Message, session: Session) -> Message:
+        said, part = request.metadata, part_of(request)
+        self._store.check(part)
+        push, servers = PushId(session.client, int(said["push"])), json.loads(said["servers"])
+        generation = self._versions.at_rest(lambda: self._staged.put(push, part))[0].generation
+        if any(other != generation for other in servers.values()):
+            raise NotReadyError(_AGAIN)  # parts of it are of another generation
+        others = [int(index) for index in servers]
+        computed = int(said["step"]), said["generation"]
+        outcome = self._sequencer.push(Push(push, session.worker, *computed, generation, others), session.is_closed)
+        self._staged.drop(push)
+        made = {"made": str(outcome.step), "applied": str(int(outcome.is_applied))}
+        if "pull" not in said:
+            return Message({**self._about(Version(self.now.generation, outcome.step)), **made})
+        now, values = self._versions.read(json.loads(said["pull"]))
+        return Message({**self._about(now), **made}, {DENSE + name: value for name, value in values.items()})
+
+    def _make(self, number: int, pushes: Sequence[Push]) -> None:
+        """Make an update on all servers; the sequencer calls it."""
+        now = Version(self.now.generation, number)
+        try:
+            told = [
+                self._pool.submit(other.request, "apply", {}, pushes=_ids(pushes, index), **self._about(now))
+                for index, other in enumerate(self._others, 1)
+            ]
+            self._versions.update(now, lambda: self._store.update(self._staged.take([push.id for push in pushes])))
+            for future in told:
+                future.result()
+        except TfpsError as error:
+            self._versions.suspend()  # whoever watches lets the servers begin again
+            log.info("update %d was not made on all servers: %s", number, error)
+            raise NotReadyError(_AGAIN) from None
+
+    def _wait(self, request: Message, session: Session) -> Message:
+        secs = min(float(request.metadata["secs"]), _LONGEST_WAIT_SECS)
+        self._sequencer.wait(int(request.metadata["step"]), secs, session.is_closed)
+        return Message(self._about(self.now))
+
+    def is_whole(self, watches: Sequence[Connection]) -> bool:
+        """Return whether all servers are of the present generation.
+
+        Args:
+            watches: Connections to the others, of their own: a request on another one may be under way.
+
+        Raises:
+            PeerLostError: If another server does not answer for long.
+        """
+        if not self.now.generation:
+            return False
+        try:
+            found = list(self._pool.map(lambda watch: watch.request("status").metadata["generation"], watches))
+        except ServiceError as error:
+            raise PeerLostError(f"a server of the service is another one: {error}") from None
+        return all(generation == self.now.generation for generation in found)
+
+
+def _ids(pushes: Sequence[Push], server: int) -> str:
+    """Return the pushes that have a part on a server, as JSON."""
+    return json.dumps([[push.id.client, push.id.number] for push in pushes if server in push.servers])
+
+
+def _state_of(server: Connection) -> Mapping[str, Array]:
+    return {name[len(DENSE) :]: array for name, array in server.request("state").tensors.items()}

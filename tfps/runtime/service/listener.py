@@ -1,0 +1,169 @@
+"""The connections of a server: a thread each. Whatever arrives, the server goes on."""
+
+import contextlib
+import hmac
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+
+from tfps.client import message as messages
+from tfps.client.connection import LEAVE, PROTOCOL, prepare
+from tfps.client.message import Message
+from tfps.errors import OWN_LIMITS, ProtocolError, ServiceError, TfpsError
+from tfps.runtime.service.server import Server
+from tfps.runtime.service.session import Session
+from tfps.text import one_line
+
+_HELLO_SECS = 10.0
+_BACKLOG = 1024
+_STACK_BYTES = 512 << 10
+_PAUSE_SECS = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """Listens on an address.
+
+    Args:
+        server: What answers.
+        listening: The socket, which listens.
+        token: The secret that clients must know; empty for none.
+        tls: How to encrypt; ``None`` for not at all.
+    """
+
+    def __init__(
+        self, server: Server, listening: socket.socket, token: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._server, self._listening, self._token, self._tls = server, listening, token, tls
+        self._open: set[socket.socket] = set()
+        self._lock, self._is_over = threading.Lock(), False
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether a connection is open."""
+        return bool(self._open)
+
+    def start(self) -> None:
+        """Accept connections, in the background."""
+        threading.stack_size(_STACK_BYTES)
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Close all connections, and accept no more."""
+        self._is_over = True
+        self._server.stop()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._is_over:
+            try:
+                connection, address = self._listening.accept()
+            except OSError as error:
+                if self._is_over or error.errno not in OWN_LIMITS:
+                    return
+                threading.Event().wait(_PAUSE_SECS)  # as without a free file handle
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection, f"{address[0]}:{address[1]}"), daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no further thread
+                connection.close()
+
+    def _serve(self, raw: socket.socket, who: str) -> None:
+        """Serve one connection to its end."""
+        connection = raw
+        try:
+            prepare(raw)
+            raw.settimeout(_HELLO_SECS)
+            connection = self._tls.wrap_socket(raw, server_side=True) if self._tls else raw
+            with self._lock:
+                self._open.add(connection)
+            session = self._greet(connection)
+            if session:
+                connection.settimeout(None)
+                self._talk(connection, session)
+        except (OSError, ProtocolError) as error:
+            log.info("a connection from %s ended: %s", who, error)
+        except Exception:
+            log.exception("a connection from %s ended", who)
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+
+    def _greet(self, connection: socket.socket) -> Session | None:
+        """Exchange what both say of themselves; return ``None`` if the client is refused."""
+        request = messages.receive(connection, _check_hello)
+        if request is None:
+            return None
+        said = request.metadata
+        if problem := self._problem(said):
+            messages.send(connection, _refusal(ServiceError(problem)))
+            return None
+        messages.send(
+            connection, Message({"run": self._server.run, "task": f"ps/{self._server.index}", "protocol": PROTOCOL})
+        )
+        return Session(said["client"], int(said["worker"]), connection)
+
+    def _problem(self, said: Mapping[str, str]) -> str:
+        if said.get("protocol") != PROTOCOL:
+            given = f"the client speaks protocol {said.get('protocol')} (tfps {said.get('release')})"
+            return f"{given}, and this service {PROTOCOL}: use the same release."
+        if not hmac.compare_digest(said.get("token", "").encode(), self._token.encode()):
+            return "the token is wrong: give that of the service (TFPS_TOKEN)."
+        if not said.get("client") or not said.get("worker", "").isdecimal():
+            return "a client has a name, and the index of a worker."
+        return ""
+
+    def _talk(self, connection: socket.socket, session: Session) -> None:
+        self._server.joined(session)
+        try:
+            while (header := messages.receive_header(connection)) is not None:
+                if header.metadata.get("method") == LEAVE:
+                    session.has_left = True
+                    return
+                messages.send(connection, self._answer(connection, header, session))
+        finally:
+            self._server.left(session)
+
+    def _answer(self, connection: socket.socket, header: messages.Header, session: Session) -> Message:
+        try:
+            self._server.accept(header, session)
+        except TfpsError as error:
+            if header.num_bytes > _SKIPPED_BYTES:
+                messages.send(connection, _refusal(error))
+                raise ProtocolError(f"{header.num_bytes:,} bytes were announced and refused") from None
+            messages.skip_tensors(connection, header)
+            return _refusal(error)
+        request = Message(header.metadata, messages.receive_tensors(connection, header))
+        try:
+            return self._server.answer(request, session)
+        except TfpsError as error:
+            return _refusal(error)
+        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+            log.debug("a request cannot be read", exc_info=True)
+            return _refusal(ProtocolError(f"{type(error).__name__}: {error}: the request cannot be read."))
+        except Exception as error:
+            log.exception("a request failed")
+            return _refusal(ServiceError(f"the server failed: {type(error).__name__}: {one_line(str(error))}."))
+
+
+_SKIPPED_BYTES = 256 << 20  # more is not read to its end when it is refused: the connection ends instead
+
+
+def _check_hello(header: messages.Header) -> None:
+    if header.metadata.get("method") != "hello" or header.tensors:
+        raise ProtocolError("the first message is no hello")
+
+
+def _refusal(error: Exception) -> Message:
+    return Message({"error": type(error).__name__, "message": str(error)})

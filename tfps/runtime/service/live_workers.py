@@ -1,0 +1,80 @@
+"""Which workers of a service live, and how far each is. Does not import TensorFlow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass
+class _Worker:
+    """What is known of a worker."""
+
+    connections: int = 0
+    last_seen: float = 0.0
+    steps: int = 0
+    dropped: int = 0
+    has_left: bool = False
+
+
+class LiveWorkers:
+    """The workers by index. The caller holds a lock.
+
+    Args:
+        timeout_secs: After how long without a connection a worker is gone.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, timeout_secs: float, clock: Callable[[], float]) -> None:
+        self._timeout_secs, self._clock = timeout_secs, clock
+        self._workers: dict[int, _Worker] = {}
+
+    def connected(self, index: int, change: int) -> None:
+        """Note that a worker has made a connection (1), or has lost one (-1).
+
+        One that is new, or was gone, is as far as the slowest of the others: nobody waits until it has caught up.
+        """
+        known = self._workers.setdefault(index, _Worker(last_seen=float("-inf")))
+        if not self.lives(index):
+            known.steps = max(known.steps, self._fewest())
+        known.connections += change
+        known.last_seen, known.has_left = self._clock(), False
+
+    def leave(self, index: int) -> None:
+        """Note that a worker has said that it is done: without a connection, it holds nobody."""
+        if index in self._workers:
+            self._workers[index].has_left = True
+
+    def lives(self, index: int) -> bool:
+        """Return whether a worker has a connection, or had one not long ago; true for one that was never seen."""
+        worker = self._workers.get(index)
+        if worker is None or worker.connections > 0:
+            return True
+        return not worker.has_left and self._clock() - worker.last_seen < self._timeout_secs
+
+    def seen(self, index: int) -> None:
+        """Note that a worker has pushed something."""
+        self._workers.setdefault(index, _Worker()).last_seen = self._clock()
+
+    def stepped(self, index: int) -> None:
+        """Count a push of a worker that is in an update."""
+        self._workers[index].steps += 1
+
+    def restart(self) -> None:
+        """Count the steps from 0 again."""
+        for worker in self._workers.values():
+            worker.steps = 0
+
+    def lead(self, index: int) -> int:
+        """Return by how many steps a worker is ahead of the slowest one that lives."""
+        return self._workers[index].steps - self._fewest()
+
+    def _fewest(self) -> int:
+        return min((worker.steps for index, worker in self._workers.items() if self.lives(index)), default=0)
+
+    def drop(self, index: int) -> None:
+        """Count a push of a worker that came too late."""
+        self._workers[index].dropped += 1
+
+    @property
+    def dropped(self) -> Mapping[int, int]:
+        """By worker, how many of its pushes came too late."""
+        return {index: worker.dropped for index, worker in self._workers.items()}

@@ -1,0 +1,148 @@
+"""Which server of a service holds which parameter, and who gives their first values. The first server decides.
+
+The first client that asks gives the values. Until it has, the others wait. If its connection is lost meanwhile, the
+next one gives them.
+"""
+
+import json
+import threading
+import uuid
+from collections.abc import Mapping
+
+import numpy as np
+
+from tfps.client.message import TensorSpec
+from tfps.errors import NotReadyError, ServiceError
+from tfps.text import show
+
+_LOOK_SECS = 0.5
+_NOT_YET = "the service has no parameters yet: call init with their first values."
+
+
+class Placement:
+    """The parameters of a service, and their servers.
+
+    Args:
+        num_ps: The number of servers.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._num_ps = num_ps
+        self._specs: dict[str, TensorSpec] = {}
+        self._places: dict[str, int] = {}
+        self._giver: object = None
+        self._id = ""
+        self._is_ready = False
+        self._changed = threading.Condition()
+
+    def begin(self, specs: Mapping[str, TensorSpec], giver: object) -> str:
+        """Return the id under which a client has to give the first values; empty if it has not. Wait for another one.
+
+        Raises:
+            ServiceError: If there are other parameters.
+        """
+        with self._changed:
+            while self._giver is not None and self._giver is not giver:
+                self._changed.wait(_LOOK_SECS)
+            if self._is_ready:
+                self._check(specs)
+                return ""
+            if not specs:
+                raise ServiceError("there is no parameter: give one or more.")
+            self._giver, self._id = giver, uuid.uuid4().hex
+            self._specs, self._places = dict(specs), _places(specs, self._num_ps)
+            return self._id
+
+    def check_giver(self, given: str) -> None:
+        """Check that a client is the one that has to give the first values.
+
+        Raises:
+            NotReadyError: If it is not any more.
+        """
+        if not given or given != self._id:
+            raise NotReadyError("another client gives the first values.")
+
+    def end(self, given: str) -> None:
+        """Note that a client has given the first values, which all servers keep now.
+
+        Raises:
+            NotReadyError: If it was not to give them any more.
+        """
+        with self._changed:
+            self.check_giver(given)
+            self._giver, self._id, self._is_ready = None, "", True
+            self._changed.notify_all()
+
+    def leave(self, giver: object) -> None:
+        """Let another client give the values, if this one was to, and is gone."""
+        with self._changed:
+            if self._giver is giver:
+                self._giver, self._id = None, ""
+                self._changed.notify_all()
+
+    def restart(self, specs: Mapping[str, TensorSpec] | None) -> None:
+        """Begin again with the parameters of a checkpoint, or with none."""
+        with self._changed:
+            self._giver, self._id, self._is_ready = None, "", specs is not None
+            self._specs, self._places = dict(specs or {}), _places(specs or {}, self._num_ps)
+            self._changed.notify_all()
+
+    def of_server(self, index: int) -> list[str]:
+        """Return the parameters of a server."""
+        return [name for name, place in self._places.items() if place == index]
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The parameters by name."""
+        return self._specs
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are parameters."""
+        return self._is_ready
+
+    def check_ready(self) -> None:
+        """Check that there are parameters.
+
+        Raises:
+            ServiceError: If there are none yet.
+        """
+        if not self._is_ready:
+            raise ServiceError(_NOT_YET)
+
+    def described(self) -> str:
+        """Return the parameters as JSON: by name, dtype, shape, and server."""
+        rows = {name: [spec.dtype.name, list(spec.shape), self._places[name]] for name, spec in self._specs.items()}
+        return json.dumps(rows)
+
+    def _check(self, specs: Mapping[str, TensorSpec]) -> None:
+        for name, spec in specs.items():
+            if name not in self._specs:
+                raise ServiceError(f"{show(name)}: the service has other parameters, and none of this name.")
+            if spec != self._specs[name]:
+                raise ServiceError(f"{show(name)}: expected {self._specs[name]}, given {spec}.")
+        if missing := [name for name in self._specs if name not in specs]:
+            raise ServiceError(f"{show(missing[0])} is missing: the service has {len(self._specs)} parameters.")
+
+
+def specs_of(text: str) -> Mapping[str, TensorSpec]:
+    """Return what a client announces as JSON: by name, dtype and shape.
+
+    Raises:
+        ServiceError: If it cannot be read.
+    """
+    try:
+        rows = json.loads(text)
+        return {str(name): TensorSpec(np.dtype(dtype), tuple(map(int, shape))) for name, (dtype, shape) in rows.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ServiceError(f"the parameters of begin_init cannot be read: {error}") from None
+
+
+def _places(specs: Mapping[str, TensorSpec], num_ps: int) -> dict[str, int]:
+    """Return a server for each parameter: the largest first, each to the server with the fewest bytes."""
+    loads = [0] * num_ps
+    found = {}
+    for name in sorted(specs, key=lambda each: (-specs[each].num_bytes, each)):
+        found[name] = loads.index(min(loads))
+        loads[found[name]] += specs[name].num_bytes
+    return found

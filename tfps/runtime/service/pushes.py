@@ -1,0 +1,94 @@
+"""Pushes, and the rules about them, as values. Does not import TensorFlow.
+
+A *push* is the gradient of one client. An *update* is one step of the optimizer, with the sum or mean of one push or
+more.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, order=True)
+class PushId:
+    """The identity of a push.
+
+    Attributes:
+        client: The client.
+        number: The number of the push among those of the client, from 1 on.
+    """
+
+    client: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push, without its arrays.
+
+    Attributes:
+        id: Its identity.
+        worker: The index of the worker that has computed it.
+        computed_at: The step of the parameters that it was computed with.
+        computed_in: The generation of these parameters; empty if the client has read none.
+        staged_in: The generation in which the servers have got its parts.
+        servers: The other servers that have a part of it.
+    """
+
+    id: PushId
+    worker: int
+    computed_at: int
+    computed_in: str = ""
+    staged_in: str = ""
+    servers: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of a push.
+
+    Attributes:
+        step: The number of updates when it was decided.
+        is_applied: Whether it is in the parameters; it is not if it came too late.
+    """
+
+    step: int
+    is_applied: bool
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When an update is made.
+
+    Attributes:
+        mode: ``async``, ``sync`` or ``ssp``.
+        num_workers: The number of workers; sync needs it.
+        backup_workers: How many pushes an update of sync does not wait for.
+        staleness: By how many steps a worker of ssp may be ahead.
+        worker_timeout_secs: After how long without a connection a worker is gone.
+        max_steps: How many updates are made; ``None`` for no limit.
+    """
+
+    mode: str = "async"
+    num_workers: int = 1
+    backup_workers: int = 0
+    staleness: int = 0
+    worker_timeout_secs: float = 30.0
+    max_steps: int | None = None
+
+    @property
+    def needed(self) -> int:
+        """How many pushes an update takes."""
+        return self.num_workers - self.backup_workers if self.mode == "sync" else 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds of the decisions.
+
+    Attributes:
+        step: The number of updates.
+        decided: By client, the number of its last push that was decided, and what became of it.
+    """
+
+    step: int = 0
+    decided: Mapping[str, tuple[int, Outcome]] = field(default_factory=dict)

@@ -1,0 +1,295 @@
+"""One server of a parameter service: what it answers to each request. ``listener`` has the connections.
+
+The first server decides about updates, parameters and checkpoints (``first_server``). For an update it tells the others
+which pushes it has, and each applies its parts of them. With two servers::
+
+    client          stage: part of ps/1 --> ps/1            push: part of ps/0 --> ps/0
+    ps/0 to ps/1    apply: update 7 is of these pushes
+    ps/0            applies its own parts, and answers the clients: step 7
+"""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from tfps.client.message import Array, Header, Message, TensorSpec
+from tfps.client.servers import DENSE, IDS, ROWS
+from tfps.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    NotReadyError,
+    ProtocolError,
+    ServiceError,
+    StorageError,
+    TfpsError,
+)
+from tfps.runtime.service.gradients import Part, part_of
+from tfps.runtime.service.pushes import PushId
+from tfps.runtime.service.session import FIRST_SERVER, Session
+from tfps.runtime.service.staged import StagedParts
+from tfps.runtime.service.store import Store
+from tfps.runtime.service.versions import Version, Versions
+from tfps.text import show
+
+_MOST_ID_BYTES = 64 << 20
+_NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
+
+
+class Server:
+    """A server that follows the first one.
+
+    Args:
+        index: Its index.
+        store: Its parameters.
+        num_ps: The number of servers.
+        terms: What all servers have to agree on, as JSON: values by name.
+
+    Attributes:
+        index: See there.
+        run: The identity of the run, for clients; empty until the first server has told it.
+        is_over: Whether the first server has said that the service is over.
+        error: Why it has failed for good; ``None`` if it has not.
+    """
+
+    def __init__(self, index: int, store: Store, num_ps: int = 1, terms: str = "{}") -> None:
+        self.index, self.run, self._terms = index, "", terms
+        self.is_over = False
+        self.error: TfpsError | None = None
+        self._store, self._num_ps = store, num_ps
+        self._versions = Versions(store, is_alone=num_ps == 1)
+        self._staged: StagedParts[Part] = StagedParts()
+        self._sessions: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._giver, self._has_first_values = "", False
+        self._snapshot: Mapping[str, Array] = {}
+        self._is_stopping = False
+        self._methods: dict[str, Callable[[Message, Session], Message]] = {
+            **{"status": self._status, "init": self._init, "pull": self._pull, "read": self._read},
+            **{"pull_rows": self._pull_rows, "stage": self._stage},
+        }
+        self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {
+            **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
+            **{"snapshot": self._take_snapshot, "state": self._state, "end": self._end},
+        }
+
+    def joined(self, session: Session) -> None:
+        """Note that a client has connected."""
+        with self._lock:
+            self._sessions[session.client] += 1
+
+    def left(self, session: Session) -> None:
+        """Note that a connection has ended."""
+        with self._lock:
+            self._sessions[session.client] -= 1
+            if not self._sessions[session.client]:
+                del self._sessions[session.client]
+                self._staged.left(session.client)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients that are connected."""
+        return len(self._sessions)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the first server is connected."""
+        return FIRST_SERVER in self._sessions
+
+    def stop(self) -> None:
+        """Let all that wait end."""
+        self._is_stopping = True
+
+    def accept(self, header: Header, session: Session) -> None:
+        """Check what a request announces, before its arrays arrive.
+
+        Raises:
+            ServiceError: If the request or an array of it is not wanted.
+        """
+        method = header.metadata.get("method", "")
+        is_of_first = method in self._methods_of_first and session.client == FIRST_SERVER
+        if method not in self._methods and not is_of_first:
+            raise ServiceError(f"{show(method)} is no request of this release.")
+        if method == "init":
+            self._check_first_values(header)
+        elif method in ("push", "stage"):
+            self._check_gradients(header.tensors)
+        elif method == "pull_rows":
+            _check_ids(header.tensors)
+        elif header.tensors and not is_of_first:
+            raise ServiceError(f"{method} takes no arrays.")
+
+    def answer(self, request: Message, session: Session) -> Message:
+        """Return the answer to a request that was accepted.
+
+        Raises:
+            TfpsError: If it is refused, or cannot be carried out.
+        """
+        method = request.metadata["method"]
+        known = self._methods_of_first if session.client == FIRST_SERVER else {}
+        return {**self._methods, **known}[method](request, session)
+
+    def _check_first_values(self, header: Header) -> None:
+        if self._has_first_values:
+            raise NotReadyError("other first values came before.")
+        if any(not name.startswith(DENSE) for name in header.tensors):
+            raise ServiceError("init takes arrays by name, as d/NAME.")
+
+    def _check_gradients(self, tensors: Mapping[str, TensorSpec]) -> None:
+        """Check what is announced of gradients; of rows, that they are no more than can be meant."""
+        self._check_ready()
+        dense = {name[len(DENSE) :]: spec for name, spec in tensors.items() if name.startswith(DENSE)}
+        self._store.check_announced(dense)
+        specs = self._store.specs
+        for name, spec in tensors.items():
+            if not name.startswith((IDS, ROWS)):
+                continue
+            own = specs.get(name[len(ROWS) :])
+            if own is None:
+                raise ServiceError(f"{show(name[len(ROWS) :])} is no parameter.")
+            if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
+                raise ServiceError(
+                    f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time."
+                )
+
+    def _check_ready(self) -> None:
+        """Check that there are parameters.
+
+        Raises:
+            NotReadyError: If the service begins again.
+            ServiceError: If there are none yet.
+        """
+        self._versions.at_rest(lambda: None)
+        if not self._has_first_values:
+            raise ServiceError(_NO_PARAMETERS)
+
+    def _status(self, request: Message, session: Session) -> Message:
+        del request, session
+        return Message({**self._about(self._versions.now), "task": f"ps/{self.index}", "num_ps": str(self._num_ps)})
+
+    @staticmethod
+    def _about(now: Version) -> dict[str, str]:
+        return {"step": str(now.step), "generation": now.generation}
+
+    def _init(self, request: Message, session: Session) -> Message:
+        del session
+        values = {name[len(DENSE) :]: array for name, array in request.tensors.items()}
+
+        def take() -> None:
+            if self._has_first_values:
+                raise NotReadyError("other first values came before.")
+            self._store.create(values)
+            self._giver = request.metadata["giver"]
+
+        self._versions.at_rest(take)
+        return Message({})
+
+    def _end_init(self, request: Message, session: Session) -> Message:
+        """Keep the first values, if they are those of the client that is to give them."""
+        del session
+
+        def keep() -> None:
+            if self._giver != request.metadata["giver"]:
+                raise NotReadyError("the first values are not here.")
+            self._has_first_values = True
+
+        self._versions.at_rest(keep)
+        return Message({})
+
+    def _pull(self, request: Message, session: Session) -> Message:
+        del session
+        self._check_ready()
+        now, values = self._versions.read(json.loads(request.metadata["names"]))
+        return Message(self._about(now), {DENSE + name: value for name, value in values.items()})
+
+    def _read(self, request: Message, session: Session) -> Message:
+        wanted, names = _version_in(request), json.loads(request.metadata["names"])
+        values = self._versions.read_at(wanted, names, lambda: self._is_stopping or session.is_closed())
+        if values is None:
+            return Message({**self._about(wanted), "gone": "1"})
+        return Message(self._about(wanted), {DENSE + name: value for name, value in values.items()})
+
+    def _pull_rows(self, request: Message, session: Session) -> Message:
+        del session
+        self._check_ready()
+        name, ids = request.metadata["name"], request.tensors["ids"]
+        now, rows = self._versions.at_rest(lambda: self._store.read_rows(name, ids))
+        return Message(self._about(now), {"rows": rows})
+
+    def _stage(self, request: Message, session: Session) -> Message:
+        push, part = PushId(session.client, int(request.metadata["push"])), part_of(request)
+        self._store.check(part)
+        now, _ = self._versions.at_rest(lambda: self._staged.put(push, part))
+        return Message(self._about(now))
+
+    def _begin(self, request: Message, session: Session) -> Message:
+        """Begin a generation with the values of a checkpoint, or with none."""
+        del session
+        self._check_terms(request.metadata["terms"])
+        state = {name[len(DENSE) :]: array for name, array in request.tensors.items()}
+        names = json.loads(request.metadata["names"])
+        self.begin(_version_in(request), request.metadata["run"], names, state)
+        return Message({})
+
+    def _check_terms(self, given: str) -> None:
+        theirs, mine = json.loads(given), json.loads(self._terms)
+        differing = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+        if differing:
+            shown = ", ".join(f"{name} is {theirs.get(name)} there, {mine.get(name)} here" for name in differing)
+            raise ServiceError(f"ps/{self.index} was started with other flags than ps/0: {shown}.")
+
+    def begin(self, now: Version, run: str, names: Sequence[str] | None, state: Mapping[str, Array]) -> None:
+        """Begin a generation.
+
+        Args:
+            now: Its name, and the number of the last update.
+            run: The identity of the run.
+            names: The parameters of this server, which are in ``state`` by name; ``None`` if clients have to give them.
+            state: The values of parameters and slots.
+        """
+
+        def take() -> None:
+            self._staged.clear()
+            self._store.restore(names or [], state)
+            self._has_first_values, self._giver = names is not None, ""
+
+        self.run = run
+        self._versions.begin(now, take)
+
+    def _apply(self, request: Message, session: Session) -> Message:
+        """Make an update; do nothing if it was made, and the first server asks again."""
+        del session
+        pushes = [PushId(client, count) for client, count in json.loads(request.metadata["pushes"])]
+        self._versions.update(_version_in(request), lambda: self._store.update(self._staged.take(pushes)))
+        return Message({})
+
+    def _take_snapshot(self, request: Message, session: Session) -> Message:
+        del request, session
+        now, self._snapshot = self._versions.at_rest(self._store.state)
+        return Message(self._about(now))
+
+    def _state(self, request: Message, session: Session) -> Message:
+        """Return the snapshot, and forget it."""
+        del request, session
+        taken, self._snapshot = self._snapshot, {}
+        return Message({}, {DENSE + name: value for name, value in taken.items()})
+
+    def _end(self, request: Message, session: Session) -> Message:
+        del session
+        if code := int(request.metadata.get("code", "0")):
+            kinds = (ConfigError, CheckpointError, DivergedError, StorageError, ServiceError)
+            kind = next((each for each in kinds if each.exit_code == code), TfpsError)
+            self.error = kind(f"ps/0 has failed: {request.metadata['message']}")
+        self.is_over = True
+        return Message({})
+
+
+def _version_in(request: Message) -> Version:
+    return Version(request.metadata["generation"], int(request.metadata["step"]))
+
+
+def _check_ids(tensors: Mapping[str, TensorSpec]) -> None:
+    ids = tensors.get("ids")
+    if len(tensors) != 1 or ids is None or ids.num_bytes > _MOST_ID_BYTES:
+        raise ProtocolError("pull_rows takes ids: int64 [n], 64 MB at most.")
