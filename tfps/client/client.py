@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -207,8 +207,17 @@ class Client:
 
     def close(self) -> None:
         """Close the connections, after what was pushed in the background."""
-        self._order.shutdown()
-        self._servers.close()
+        if self._servers.is_own:
+            self._order.shutdown()
+            self._servers.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be sent to another process.
+
+        Raises:
+            ServiceError: Always.
+        """
+        raise ServiceError("a client cannot be sent to another process: call tfps.connect there.")
 
     def __enter__(self) -> "Client":
         return self

@@ -89,7 +89,11 @@ class Connection:
         """
         message = Message({"method": method, **metadata}, tensors or {})
         with self._lock:
-            answer = self._answer(message)
+            try:
+                answer = self._answer(message)
+            except BaseException:  # such as Ctrl-C: the answer may still come, and is none to the next request
+                self._drop()
+                raise
         return _checked(answer)
 
     def another(self) -> "Connection":

@@ -1,6 +1,7 @@
 """The servers of a parameter service, as a client sees them together: which has what, and reads of one step."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ class Servers:
         self._pool = ThreadPoolExecutor(len(connections), thread_name_prefix="tfps")
         self._specs: dict[str, TensorSpec] = {}
         self._places: dict[str, int] = {}
+        self._process = os.getpid()
         self.seen: Seen = {"generation": "", "step": "0"}
         self.dropped = 0
 
@@ -68,8 +70,9 @@ class Servers:
         """The parameters by name.
 
         Raises:
-            ServiceError: If there are none yet.
+            ServiceError: If there are none yet, or another process uses the client.
         """
+        self._check_process()
         if not self._specs:
             self._learn(self.until_ready(lambda: self.first.request("describe")))
         return self._specs
@@ -197,12 +200,27 @@ class Servers:
         ]
         return [future.result() for future in sent]
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has made the connections, and was not forked from the one that has."""
+        return os.getpid() == self._process
+
+    def _check_process(self) -> None:
+        """Check that this process was not forked from that of the client: both would send pushes of the same numbers.
+
+        Raises:
+            ServiceError: If it was.
+        """
+        if not self.is_own:
+            raise ServiceError("this client is that of another process: call tfps.connect in each process.")
+
     def until_ready(self, act: Callable[[], _Found]) -> _Found:
         """Return what a function returns; call it again while the servers begin again.
 
         Raises:
             PeerLostError: If they do so for longer than ``retry_secs``.
         """
+        self._check_process()
         deadline, pause = time.monotonic() + self._retry_secs, _FIRST_PAUSE_SECS
         while True:
             try:

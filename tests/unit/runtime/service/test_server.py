@@ -1,6 +1,7 @@
 """A whole service in this process: clients on real connections, against arithmetic by hand."""
 
 import contextlib
+import pickle
 import random
 import socket
 import struct
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from support.service import FIRST, ONES, service, together
 
+from tfps.client import connection
 from tfps.client import message as messages
 from tfps.client.client import Client, connect
 from tfps.client.message import Message
@@ -420,3 +422,32 @@ def test_a_server_that_fails_says_so() -> None:
             pytest.raises(ServiceError, match="the server failed: MemoryError: no memory"),
         ):
             ps.push(ONES)
+
+
+def test_an_interrupted_request_leaves_no_answer_to_the_next() -> None:
+    """Ctrl-C comes between a request and its answer; the next request gets its own, and the push counts once."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        with (
+            mock.patch.object(connection, "_received", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            ps.push(ONES)
+        assert ps.wait(1, 30)
+        assert set(ps.pull()) == set(FIRST)
+        assert ps.push(ONES) == 2
+        assert ps.pull()["b"][0] == -2
+
+
+def test_a_client_is_of_one_process() -> None:
+    """A forked process would push under the same numbers, and its pushes would count as repeated ones."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        problem = "this client is that of another process: call tfps.connect in each process"
+        with mock.patch("os.getpid", return_value=-1):
+            for act in (ps.pull, lambda: ps.push(ONES), lambda: ps.push_async(ONES), lambda: ps.pull_rows("w", [0])):
+                with pytest.raises(ServiceError, match=problem):
+                    act()
+        with pytest.raises(ServiceError, match="cannot be sent to another process"):
+            pickle.dumps(ps)
+        assert ps.push(ONES) == 1
