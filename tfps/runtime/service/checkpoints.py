@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.client.message import Array, TensorSpec
-from tfps.errors import CheckpointError
+from tfps.errors import CheckpointError, NotReadyError
 from tfps.runtime.checkpoint.restore import message_of
 from tfps.runtime.checkpoint.sharded_saver import SaveResult
 from tfps.runtime.service.first_server import FirstServer, Snapshot
@@ -97,19 +97,25 @@ class ServiceSaver:
 
         Raises:
             tf.errors.OpError: If that fails.
-            ServiceError: If a server is lost.
+            NotReadyError: If a server was started again meanwhile.
+            PeerLostError: If a server is lost.
         """
         del session
         broken, known, parts = [], set[str](), Path(f"{path}_temp")
         with self._server.snapshot() as snapshot:
             try:
                 parts.mkdir()
+                names = []
                 for index, part in enumerate(snapshot.parts):
                     values = {name: value for name, value in part().items() if name not in known}
                     broken += [name for name, value in values.items() if not np.isfinite(value).all()]
                     known |= set(values)
-                    _write(str(parts / f"part-{index}"), {**values, **(_about(snapshot) if index == 0 else {})})
-                names = [str(parts / f"part-{index}") for index in range(len(snapshot.parts))]
+                    written = {**values, **(_about(snapshot) if index == 0 else {})}
+                    if written:  # a server may have no parameters
+                        names.append(str(parts / f"part-{index}"))
+                        _write(names[-1], written)
+                if missing := set(snapshot.names) - known:
+                    raise NotReadyError(f"{len(missing)} parameters are not there.")
                 tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=names, destination_prefix=path, delete_old_dirs=True)
             finally:
                 shutil.rmtree(parts, ignore_errors=True)

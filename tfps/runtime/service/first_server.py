@@ -60,7 +60,7 @@ class Snapshot:
         run: The identity of the run.
         state: The number of the last update, and which pushes are in it.
         names: The parameters.
-        parts: Returns, for each server, the values of its parameters and slots by name; each once.
+        parts: Returns, for each server, the values of its parameters and slots by name.
     """
 
     run: str
@@ -177,8 +177,11 @@ class FirstServer(Server):
                 answers = [future.result().metadata for future in asked]
             if any((each["generation"], each["step"]) != (generation, str(now.step)) for each in answers):
                 raise NotReadyError(_AGAIN)
-            parts = [lambda: own, *(lambda one=other: _state_of(one) for other in self._others)]
+            about = self._about(now)
+            parts = [lambda: own, *(lambda one=other: _state_of(one, about) for other in self._others)]
             yield Snapshot(self.run, state, list(self._placement.specs), parts)
+            for other in self._others:
+                other.request("forget")
 
     def _check_ready(self) -> None:
         self._versions.at_rest(lambda: None)
@@ -278,5 +281,5 @@ def _ids(pushes: Sequence[Push], server: int) -> str:
     return json.dumps([[push.id.client, push.id.number] for push in pushes if server in push.servers])
 
 
-def _state_of(server: Connection) -> Mapping[str, Array]:
-    return {name[len(DENSE) :]: array for name, array in server.request("state").tensors.items()}
+def _state_of(server: Connection, about: Mapping[str, str]) -> Mapping[str, Array]:
+    return {name[len(DENSE) :]: array for name, array in server.request("state", {}, **about).tensors.items()}

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from tfps.client.message import Message
+from tfps.client.message import Message, TensorSpec
 from tfps.client.servers import DENSE, IDS, ROWS
-from tfps.errors import ServiceError
+from tfps.errors import ProtocolError, ServiceError
 from tfps.runtime.service.store import Gradient, Rows
 from tfps.text import show
 
 Part = Mapping[str, Gradient]
+_MOST_ID_BYTES = 64 << 20
 
 
 def part_of(request: Message) -> Part:
@@ -28,3 +29,14 @@ def part_of(request: Message) -> Part:
         elif not (kind == IDS and ROWS + own in tensors):
             raise ServiceError(f"{show(name)} is no gradient: d/NAME, or i/NAME with r/NAME.")
     return part
+
+
+def check_ids(tensors: Mapping[str, TensorSpec]) -> None:
+    """Check what a request for rows announces.
+
+    Raises:
+        ProtocolError: If it is not one array of ids, or too much.
+    """
+    ids = tensors.get("ids")
+    if len(tensors) != 1 or ids is None or ids.num_bytes > _MOST_ID_BYTES:
+        raise ProtocolError("pull_rows takes ids: int64 [n], 64 MB at most.")

@@ -1,5 +1,6 @@
 """The process of the first server: it begins, saves, watches the other servers, and ends the service."""
 
+import contextlib
 import logging
 import socket
 import time
@@ -93,7 +94,9 @@ class LeadingTask:
             self._owner.release()
 
     def _begin(self) -> None:
-        """Let all servers begin with the newest checkpoint."""
+        """Let all servers begin with the newest checkpoint, which may be about to be published."""
+        with contextlib.suppress(NotReadyError):
+            self._background.wait()
         self._saver.found = None
         found = self._saves.restore_latest(cast(Any, None))
         if not found and self._server.has_parameters:

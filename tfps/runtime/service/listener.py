@@ -1,17 +1,19 @@
 """The connections of a server: a thread each. Whatever arrives, the server goes on."""
 
 import contextlib
+import errno
 import hmac
 import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 
 from tfps.client import message as messages
 from tfps.client.connection import LEAVE, PROTOCOL, prepare
 from tfps.client.message import Message
-from tfps.errors import OWN_LIMITS, ProtocolError, ServiceError, TfpsError
+from tfps.errors import ProtocolError, ServiceError, TfpsError
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
 from tfps.text import one_line
@@ -20,6 +22,7 @@ _HELLO_SECS = 10.0
 _BACKLOG = 1024
 _STACK_BYTES = 512 << 10
 _PAUSE_SECS = 0.2
+_CLOSED = (errno.EBADF, errno.EINVAL)
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +71,9 @@ class Listener:
             try:
                 connection, address = self._listening.accept()
             except OSError as error:
-                if self._is_over or error.errno not in OWN_LIMITS:
+                if self._is_over or error.errno in _CLOSED:
                     return
-                threading.Event().wait(_PAUSE_SECS)  # as without a free file handle
+                time.sleep(_PAUSE_SECS)  # as without a free file handle, or if the client is gone
                 continue
             thread = threading.Thread(target=self._serve, args=(connection, f"{address[0]}:{address[1]}"), daemon=True)
             try:

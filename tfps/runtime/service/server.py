@@ -20,12 +20,11 @@ from tfps.errors import (
     ConfigError,
     DivergedError,
     NotReadyError,
-    ProtocolError,
     ServiceError,
     StorageError,
     TfpsError,
 )
-from tfps.runtime.service.gradients import Part, part_of
+from tfps.runtime.service.gradients import Part, check_ids, part_of
 from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
@@ -33,7 +32,6 @@ from tfps.runtime.service.store import Store
 from tfps.runtime.service.versions import Version, Versions
 from tfps.text import show
 
-_MOST_ID_BYTES = 64 << 20
 _NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
 
 
@@ -63,7 +61,7 @@ class Server:
         self._sessions: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._giver, self._has_first_values = "", False
-        self._snapshot: Mapping[str, Array] = {}
+        self._snapshot: tuple[Version, Mapping[str, Array]] = Version(), {}
         self._is_stopping = False
         self._methods: dict[str, Callable[[Message, Session], Message]] = {
             **{"status": self._status, "init": self._init, "pull": self._pull, "read": self._read},
@@ -71,7 +69,8 @@ class Server:
         }
         self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {
             **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
-            **{"snapshot": self._take_snapshot, "state": self._state, "end": self._end},
+            **{"snapshot": self._take_snapshot, "state": self._state, "forget": self._forget_snapshot},
+            "end": self._end,
         }
 
     def joined(self, session: Session) -> None:
@@ -116,7 +115,7 @@ class Server:
         elif method in ("push", "stage"):
             self._check_gradients(header.tensors)
         elif method == "pull_rows":
-            _check_ids(header.tensors)
+            check_ids(header.tensors)
         elif header.tensors and not is_of_first:
             raise ServiceError(f"{method} takes no arrays.")
 
@@ -266,14 +265,25 @@ class Server:
 
     def _take_snapshot(self, request: Message, session: Session) -> Message:
         del request, session
-        now, self._snapshot = self._versions.at_rest(self._store.state)
-        return Message(self._about(now))
+        self._snapshot = self._versions.at_rest(self._store.state)
+        return Message(self._about(self._snapshot[0]))
 
     def _state(self, request: Message, session: Session) -> Message:
-        """Return the snapshot, and forget it."""
+        """Return the snapshot of a moment, until another one is taken.
+
+        Raises:
+            NotReadyError: If it is not here: this server was started again since.
+        """
+        del session
+        taken, values = self._snapshot
+        if taken != _version_in(request):
+            raise NotReadyError("the snapshot is lost.")
+        return Message({}, {DENSE + name: value for name, value in values.items()})
+
+    def _forget_snapshot(self, request: Message, session: Session) -> Message:
         del request, session
-        taken, self._snapshot = self._snapshot, {}
-        return Message({}, {DENSE + name: value for name, value in taken.items()})
+        self._snapshot = Version(), {}
+        return Message({})
 
     def _end(self, request: Message, session: Session) -> Message:
         del session
@@ -287,9 +297,3 @@ class Server:
 
 def _version_in(request: Message) -> Version:
     return Version(request.metadata["generation"], int(request.metadata["step"]))
-
-
-def _check_ids(tensors: Mapping[str, TensorSpec]) -> None:
-    ids = tensors.get("ids")
-    if len(tensors) != 1 or ids is None or ids.num_bytes > _MOST_ID_BYTES:
-        raise ProtocolError("pull_rows takes ids: int64 [n], 64 MB at most.")

@@ -25,9 +25,10 @@ class StagedParts(Generic[_Part]):
         self._lock = threading.Lock()
 
     def put(self, push: PushId, part: _Part) -> None:
-        """Keep a part."""
+        """Keep a part; not one that a broken connection delivers after a later one."""
         with self._lock:
-            self._parts[push.client] = push.number, part, math.inf
+            if push.client not in self._parts or push.number >= self._parts[push.client][0]:
+                self._parts[push.client] = push.number, part, math.inf
 
     def left(self, client: str) -> None:
         """Note that a client has no connection any more; forget the parts of those that left long ago."""

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ pytest.importorskip("tensorflow")
 import tensorflow.compat.v1 as tf
 from support.service import FIRST, ONES, service, together
 
+from tfps.client.message import Message
 from tfps.errors import CheckpointError, NotReadyError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.runtime.service.checkpoints import ABOUT, SavedService, ServiceSaver
 from tfps.runtime.service.pushes import Rules
+from tfps.runtime.service.versions import Version
 
 SESSION: Any = None  # a service needs none
 
@@ -191,3 +194,39 @@ def test_a_snapshot_while_the_servers_begin_again_is_refused() -> None:
         running.first._versions.suspend()
         with pytest.raises(NotReadyError), running.first.snapshot():
             pass
+
+
+def test_a_server_that_is_started_again_in_a_save_spoils_no_checkpoint(tmp_path: Path) -> None:
+    """It has no snapshot any more: nothing is written that lacks its parameters."""
+    with service(2) as running, running.client() as ps:
+        ps.init(FIRST)
+        ps.push(ONES)
+        follower = running.followers[0]
+        with running.first.snapshot() as taken:
+            follower._snapshot = Version(), {}
+            with pytest.raises(NotReadyError, match="the snapshot is lost"):
+                taken.parts[1]()
+        saver = ServiceSaver(running.first)
+        with (
+            mock.patch.dict(follower._methods_of_first, state=lambda *_: Message({})),
+            pytest.raises(NotReadyError, match="parameters are not there"),
+        ):
+            saver.save(SESSION, str(tmp_path / "model.ckpt"))
+        assert not list(tmp_path.iterdir())
+        assert saver.save(SESSION, str(tmp_path / "model.ckpt")).step == 1
+        assert follower._snapshot == (Version(), {})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_servers_without_parameters(tmp_path: Path, optimizer: str) -> None:
+    """More servers than parameters: all are saved, and the service goes on from there."""
+    path = str(tmp_path / "model.ckpt")
+    with service(3, optimizer=optimizer) as running, running.client() as ps:
+        ps.init({"w": np.zeros(2, np.float32)})
+        ps.push({"w": np.ones(2, np.float32)})
+        assert ServiceSaver(running.first).save(SESSION, path).step == 1
+        expected = ps.pull()["w"]
+        running.first.restart(SavedService(path))
+        np.testing.assert_array_equal(ps.pull()["w"], expected)
+        assert ps.push({}) == 2
+        assert ps.push({"w": np.ones(2, np.float32)}) == 3

@@ -29,6 +29,7 @@ def test_a_later_push_replaces_an_earlier_one() -> None:
     with pytest.raises(ServiceError):
         parts.take([PushId("a", 1)])
     parts.drop(PushId("a", 1))
+    parts.put(PushId("a", 1), "late")
     assert parts.take([PushId("a", 2)]) == ["new"]
 
 
