@@ -115,7 +115,8 @@ class Client:
         Raises:
             ServiceError: If there are parameters of other names, dtypes or shapes.
         """
-        self._servers.init({name: np.asarray(value) for name, value in values.items()})
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        self._servers.init({name: _native(array, array.dtype) for name, array in arrays.items()})
 
     def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return parameters by name, all of one step; all of them if no names are given.
@@ -155,12 +156,15 @@ class Client:
         Raises:
             ServiceError: If the name is not known, or an id is no row.
         """
-        return self._servers.pull_rows(name, np.asarray(ids, np.int64))
+        return self._servers.pull_rows(name, _ids(name, ids))
 
     def push_rows(self, name: str, ids: Any, gradients: Any) -> int:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
-        values = np.asarray(gradients, self._servers.spec(name).dtype)
-        return self._push({IDS + name: np.asarray(ids, np.int64), ROWS + name: values}, self._servers.seen)
+        spec, rows = self._servers.spec(name), _ids(name, ids)
+        values = _native(gradients, spec.dtype)
+        if values.dtype != spec.dtype:
+            raise ServiceError(f"{show(name)}: expected {spec.dtype.name}, given {values.dtype.name}.")
+        return self._push({IDS + name: rows, ROWS + name: values}, self._servers.seen)
 
     def init_module(self, model: Any) -> Any:
         """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
@@ -225,6 +229,9 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error and self._servers.is_own:  # what was pushed in the background may wait for other workers
+            self._order.shutdown(wait=False, cancel_futures=True)
+            self._servers.abort()
         self.close()
 
     def _dense(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
@@ -237,7 +244,7 @@ class Client:
             ServiceError: If it does not fit the parameter.
         """
         spec = self._servers.spec(name)
-        array: Array = value if isinstance(value, np.ndarray) else np.asarray(value, spec.dtype)
+        array = _native(value, spec.dtype)
         if TensorSpec.of(array) != spec:
             raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array)}.")
         return array
@@ -246,3 +253,16 @@ class Client:
         with self._pushing:
             self._pushes += 1
             return self._servers.push(arrays, self._pushes, seen)
+
+
+def _native(value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return an array in the machine's byte order; of a dtype if it is none yet."""
+    array: Array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _ids(name: str, ids: Any) -> Array:
+    array = np.asarray(ids)
+    if array.size and array.dtype.kind not in "iu":
+        raise ServiceError(f"{show(name)}: expected ids as int64 [n], given {TensorSpec.of(array)}.")
+    return array.astype(np.int64)

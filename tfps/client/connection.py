@@ -42,12 +42,14 @@ class Identity:
         worker: The index of its worker.
         token: The secret of the service; empty for none.
         release: The release of tfps.
+        checks_run: Whether a server of another run is an error; not for the first server, which gives the run.
     """
 
     client: str
     worker: int
     token: str
     release: str
+    checks_run: bool = True
 
 
 class Connection:
@@ -75,7 +77,7 @@ class Connection:
     ) -> None:
         self.address, self._identity, self._tls = address, identity, tls
         self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
-        self._lock = threading.Lock()
+        self._lock, self._is_closed = threading.Lock(), False
         self._socket: socket.socket | None = None
         self.server: Mapping[str, str] = {}
 
@@ -89,6 +91,8 @@ class Connection:
         """
         message = Message({"method": method, **metadata}, tensors or {})
         with self._lock:
+            if self._is_closed:
+                raise ServiceError("the client is closed.")
             try:
                 answer = self._answer(message)
             except BaseException:  # such as Ctrl-C: the answer may still come, and is none to the next request
@@ -96,12 +100,25 @@ class Connection:
                 raise
         return _checked(answer)
 
+    def drop(self) -> None:
+        """Close the connection; the next request makes another one."""
+        with self._lock:
+            self._drop()
+
     def another(self) -> "Connection":
         """Return another connection of the same client to the same server."""
         return Connection(self.address, self._identity, self._start_timeout_secs, self._retry_secs, self._tls)
 
+    def abort(self) -> None:
+        """Close the connection, whatever another thread waits for there."""
+        self._is_closed, connection = True, self._socket
+        if connection:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection, and say that nothing more comes: no other worker has to wait for this one."""
+        self._is_closed = True
         with self._lock:
             if self._socket:
                 with contextlib.suppress(OSError):
@@ -115,6 +132,8 @@ class Connection:
                 return self._once(message)
             except OSError as error:
                 self._drop()
+                if self._is_closed:
+                    raise ServiceError("the client was closed while it waited for an answer.") from None
                 limit = self._retry_secs if was_known else self._start_timeout_secs
                 if time.monotonic() - began + pause > limit:
                     raise self._lost(error, limit, was_known) from None
@@ -155,7 +174,7 @@ class Connection:
             raw.close()
             raise
         before, run = self.server.get("run", ""), server["run"]
-        if before and run and before != run:
+        if before and run and before != run and own.checks_run:
             made.close()
             raise ServiceError(f"{self.address}: the service was started again, as another run: connect again.")
         self._socket, self.server = made, {**server, "run": run or before}

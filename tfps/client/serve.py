@@ -69,6 +69,7 @@ def _running(argv: Sequence[str]) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,  # so that Ctrl-C is for this process
     )
     assert process.stdout

@@ -59,6 +59,11 @@ class Servers:
                 place = f"{connection.address} is {task} of {count}"
                 raise ServiceError(f"{place}, and ps_hosts has it as ps/{index} of {len(self._connections)}.")
 
+    def abort(self) -> None:
+        """Let requests that wait for an answer end with an error."""
+        for connection in self._connections:
+            connection.abort()
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.shutdown()
@@ -105,8 +110,12 @@ class Servers:
         answer = self.first.request("begin_init", specs=specs)
         self._learn(answer)
         if giver := answer.metadata["giver"]:
-            self._all("init", self._parts({DENSE + name: array for name, array in values.items()}), giver=giver)
-            self.first.request("end_init", giver=giver)
+            try:
+                self._all("init", self._parts({DENSE + name: array for name, array in values.items()}), giver=giver)
+                self.first.request("end_init", giver=giver)
+            except BaseException:
+                self.first.drop()  # so that another client can give them
+                raise
 
     def pull(self, names: Sequence[str]) -> dict[str, Array]:
         """Return parameters by name, all of one step."""
@@ -171,6 +180,7 @@ class Servers:
             return self.pull(names)
         said = {"push": str(number), "pull": json.dumps(names), **self.seen}
         answer = self.until_ready(lambda: self._push([arrays], **said))
+        self.seen = _seen_in(answer)
         return {name: answer.tensors[DENSE + name] for name in names}
 
     def _push(self, parts: Sequence[Mapping[str, Array]], **said: str) -> Message:
@@ -181,7 +191,6 @@ class Servers:
         }
         generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
         answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
-        self.seen = _seen_in(answer)
         self.dropped += not int(answer.metadata["applied"])
         return answer
 

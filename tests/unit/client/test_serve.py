@@ -22,7 +22,9 @@ def test_a_service_in_a_block(tmp_path: Path) -> None:
     with tfps.serve(**flags) as address, tfps.connect(address) as ps:  # type: ignore[arg-type]
         assert address.count(",") == 1
         ps.init({"w": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)})
-        assert [ps.push({"w": np.ones(2, np.float32)}) for _ in range(3)] == [1, 2, 3]
+        for step in range(3):
+            ps.pull()
+            assert ps.push({"w": np.ones(2, np.float32)}) == step + 1
     np.testing.assert_array_equal(load_variable(tmp_path / "job", "w"), [-3, -3])
 
 

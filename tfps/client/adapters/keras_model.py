@@ -9,7 +9,10 @@ from tfps.errors import ServiceError
 
 def values(model: Any) -> Mapping[str, Array]:
     """Return the trainable variables."""
-    return {one.path: _array(one) for one in model.trainable_variables}
+    found = {one.path: _array(one) for one in model.trainable_variables}
+    if len(found) < len(model.trainable_variables):
+        raise ServiceError("two variables have the same path: give their layers different names.")
+    return found
 
 
 def assign(model: Any, values: Mapping[str, Array]) -> Any:

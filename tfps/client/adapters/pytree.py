@@ -3,6 +3,7 @@
 Without JAX, the same for NumPy's arrays.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,12 @@ from tfps.text import show
 
 def values(model: Any) -> Mapping[str, Array]:
     """Return the arrays by their paths."""
-    return {name: np.asarray(leaf) for name, leaf in _leaves(model, "")}
+    found: dict[str, Array] = {}
+    for name, leaf in _leaves(model, ""):
+        if name in found:
+            raise ServiceError(f"{show(name)} is the path of two arrays: rename one.")
+        found[name] = np.asarray(leaf)
+    return found
 
 
 def assign(model: Any, values: Mapping[str, Array]) -> Any:
@@ -49,7 +55,7 @@ def _mapped(tree: Any, values: Mapping[str, Array], path: str) -> Any:
         return _mapped(value, values, f"{path}/{name}" if path else str(name))
 
     if isinstance(tree, Mapping):
-        return type(tree)({key: child(key, value) for key, value in tree.items()})  # type: ignore[call-arg]
+        return _as(tree, {key: child(key, value) for key, value in tree.items()})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(child(index, value) for index, value in enumerate(tree)))
     if isinstance(tree, (list, tuple)):
@@ -63,3 +69,12 @@ def _mapped(tree: Any, values: Mapping[str, Array], path: str) -> Any:
 
         return numpy.asarray(values[path])
     return values[path]
+
+
+def _as(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return items as a mapping of the same class."""
+    if not isinstance(tree, dict):
+        return type(tree)(items)  # type: ignore[call-arg]
+    made = copy.copy(tree)  # a class of its own may want other arguments
+    made.update(items)
+    return made

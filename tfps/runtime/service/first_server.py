@@ -19,9 +19,9 @@ from tfps.client.connection import Connection
 from tfps.client.message import Array, Header, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import part_of
-from tfps.runtime.service.placement import Placement, specs_of
-from tfps.runtime.service.pushes import Push, PushId, Rules, State
+from tfps.runtime.service.gradients import part_of, push_id
+from tfps.runtime.service.placement import Placement, check_names, specs_of
+from tfps.runtime.service.pushes import Push, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
@@ -29,6 +29,8 @@ from tfps.runtime.service.store import Store
 from tfps.runtime.service.versions import Version
 from tfps.text import show
 
+RESERVED = ABOUT, STEP = "tfps/service", "global_step"
+"""The names of what a checkpoint has beside parameters and the optimizer's variables."""
 _LONGEST_WAIT_SECS = 3600.0
 _AGAIN = "the service begins again from its last checkpoint."
 
@@ -207,7 +209,9 @@ class FirstServer(Server):
 
     def _begin_init(self, request: Message, session: Session) -> Message:
         self._versions.at_rest(lambda: None)
-        giver = self._placement.begin(specs_of(request.metadata["specs"]), session)
+        specs, (slots, own) = specs_of(request.metadata["specs"]), self._store.reserved()
+        check_names(specs, slots, [*own, *RESERVED])
+        giver = self._placement.begin(specs, session, session.is_closed)
         return Message({"giver": giver, "parameters": self._placement.described()})
 
     def _finish_init(self, request: Message, session: Session) -> Message:
@@ -223,7 +227,7 @@ class FirstServer(Server):
     def _push(self, request: Message, session: Session) -> Message:
         said, part = request.metadata, part_of(request)
         self._store.check(part)
-        push, servers = PushId(session.client, int(said["push"])), json.loads(said["servers"])
+        push, servers = push_id(request, session), json.loads(said["servers"])
         generation = self._versions.at_rest(lambda: self._staged.put(push, part))[0].generation
         if any(other != generation for other in servers.values()):
             raise NotReadyError(_AGAIN)  # parts of it are of another generation
@@ -233,7 +237,7 @@ class FirstServer(Server):
         self._staged.drop(push)
         made = {"made": str(outcome.step), "applied": str(int(outcome.is_applied))}
         if "pull" not in said:
-            return Message({**self._about(Version(self.now.generation, outcome.step)), **made})
+            return Message({**self._about(Version(generation, outcome.step)), **made})
         now, values = self._versions.read(json.loads(said["pull"]))
         return Message({**self._about(now), **made}, {DENSE + name: value for name, value in values.items()})
 
@@ -242,15 +246,15 @@ class FirstServer(Server):
         now = Version(self.now.generation, number)
         try:
             told = [
-                self._pool.submit(other.request, "apply", {}, pushes=_ids(pushes, index), **self._about(now))
+                self._pool.submit(other.request, "apply", {}, **_told(pushes, index), **self._about(now))
                 for index, other in enumerate(self._others, 1)
             ]
             self._versions.update(now, lambda: self._store.update(self._staged.take([push.id for push in pushes])))
             for future in told:
                 future.result()
-        except TfpsError as error:
+        except Exception as error:
             self._versions.suspend()  # whoever watches lets the servers begin again
-            log.info("update %d was not made on all servers: %s", number, error)
+            log.info("update %d was not made on all servers: %s: %s", number, type(error).__name__, error)
             raise NotReadyError(_AGAIN) from None
 
     def _wait(self, request: Message, session: Session) -> Message:
@@ -276,9 +280,10 @@ class FirstServer(Server):
         return all(generation == self.now.generation for generation in found)
 
 
-def _ids(pushes: Sequence[Push], server: int) -> str:
-    """Return the pushes that have a part on a server, as JSON."""
-    return json.dumps([[push.id.client, push.id.number] for push in pushes if server in push.servers])
+def _told(pushes: Sequence[Push], server: int) -> Mapping[str, str]:
+    """Return the pushes that have a part on a server, as JSON, and how many there are in all."""
+    own = [[push.id.client, push.id.number] for push in pushes if server in push.servers]
+    return {"pushes": json.dumps(own), "count": str(len(pushes))}
 
 
 def _state_of(server: Connection, about: Mapping[str, str]) -> Mapping[str, Array]:

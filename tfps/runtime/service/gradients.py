@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from tfps.client.message import Message, TensorSpec
 from tfps.client.servers import DENSE, IDS, ROWS
 from tfps.errors import ProtocolError, ServiceError
+from tfps.runtime.service.pushes import PushId
+from tfps.runtime.service.session import Session
 from tfps.runtime.service.store import Gradient, Rows
 from tfps.text import show
 
@@ -29,6 +31,18 @@ def part_of(request: Message) -> Part:
         elif not (kind == IDS and ROWS + own in tensors):
             raise ServiceError(f"{show(name)} is no gradient: d/NAME, or i/NAME with r/NAME.")
     return part
+
+
+def push_id(request: Message, session: Session) -> PushId:
+    """Return the identity of a push.
+
+    Raises:
+        ProtocolError: If its number is none.
+    """
+    number = int(request.metadata["push"])
+    if number < 1:
+        raise ProtocolError(f"push {number}: pushes are numbered from 1 on.")
+    return PushId(session.client, number)
 
 
 def check_ids(tensors: Mapping[str, TensorSpec]) -> None:

@@ -64,7 +64,7 @@ class LeadingTask:
         self._reported, self._reported_at = 0, time.monotonic()
 
     def _connection(self, address: str) -> Connection:
-        own = Identity(FIRST_SERVER, 0, token(), tfps.__version__)
+        own = Identity(FIRST_SERVER, 0, token(), tfps.__version__, checks_run=False)
         patience = self._config.patience_secs
         return Connection(address, own, patience, patience)
 
@@ -80,7 +80,8 @@ class LeadingTask:
         self._listener.start()
         try:
             self._begin()
-            self._serve()
+            while not self._is_saved_at_end():
+                self._begin()
             self._finish()
         except TfpsError as error:
             self._fail(error)
@@ -132,6 +133,16 @@ class LeadingTask:
             self._report()
             time.sleep(_POLL_SECS)
 
+    def _is_saved_at_end(self) -> bool:
+        """Serve until the last step, and save; return whether that was possible, and no server was lost."""
+        self._serve()
+        self._report(is_last=True)
+        try:
+            self._save()
+        except NotReadyError:
+            return False
+        return True
+
     def _watch(self) -> None:
         self._owner.check()
         if not self._server.is_whole(self._watches):
@@ -177,10 +188,8 @@ class LeadingTask:
             self._saves.save(*self._as_session)
 
     def _finish(self) -> None:
-        """Save, and let clients read the last parameters."""
-        self._report(is_last=True)
+        """Let clients read the last parameters."""
         self._server.end(ServiceEndedError(f"the service has come to its last step, {self._config.max_steps}."))
-        self._save()
         self._write_summary(None)
         deadline = time.monotonic() + _LINGER_SECS
         while self._server.num_clients and time.monotonic() < deadline and not self._stop.error:

@@ -7,7 +7,7 @@ next one gives them.
 import json
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -35,15 +35,17 @@ class Placement:
         self._is_ready = False
         self._changed = threading.Condition()
 
-    def begin(self, specs: Mapping[str, TensorSpec], giver: object) -> str:
+    def begin(self, specs: Mapping[str, TensorSpec], giver: object, is_gone: Callable[[], bool] = lambda: False) -> str:
         """Return the id under which a client has to give the first values; empty if it has not. Wait for another one.
 
         Raises:
             ServiceError: If there are other parameters.
+            ConnectionResetError: If the client is gone while it waits.
         """
         with self._changed:
             while self._giver is not None and self._giver is not giver:
-                self._changed.wait(_LOOK_SECS)
+                if not self._changed.wait(_LOOK_SECS) and is_gone():
+                    raise ConnectionResetError("the client is gone")
             if self._is_ready:
                 self._check(specs)
                 return ""
@@ -123,6 +125,25 @@ class Placement:
                 raise ServiceError(f"{show(name)}: expected {self._specs[name]}, given {spec}.")
         if missing := [name for name in self._specs if name not in specs]:
             raise ServiceError(f"{show(missing[0])} is missing: the service has {len(self._specs)} parameters.")
+
+
+def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserved: Collection[str]) -> None:
+    """Check that parameters can be in a checkpoint beside the optimizer's own variables.
+
+    Args:
+        specs: The parameters.
+        slots: What the optimizer adds to the name of a parameter.
+        reserved: Names that no parameter may have.
+
+    Raises:
+        ServiceError: If one cannot: names it.
+    """
+    for name, spec in specs.items():
+        owners = [name[: -len(slot)] for slot in slots if name.endswith(slot)]
+        if not name or name in reserved or any(owner in specs for owner in owners):
+            raise ServiceError(f"{show(name)} is no name for a parameter: the checkpoint has it for something else.")
+        if spec.dtype.kind != "f":
+            raise ServiceError(f"{show(name)}: expected float16, float32 or float64, given {spec}.")
 
 
 def specs_of(text: str) -> Mapping[str, TensorSpec]:

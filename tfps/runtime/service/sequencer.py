@@ -57,7 +57,7 @@ class Sequencer:
         self._rules, self._make, self._clock = rules, make, clock
         self._step = self._forming = state.step
         self._decided = dict(state.decided)
-        self._changed, self._making = threading.Condition(), threading.Lock()
+        self._changed, self._making = threading.Condition(threading.RLock()), threading.Lock()
         self._waiting: dict[PushId, _Waiting] = {}
         self._workers = LiveWorkers(rules.worker_timeout_secs, clock)
         self._failure: Exception | None = None
@@ -140,9 +140,9 @@ class Sequencer:
             Exception: That of ``fail``, or of ``make``.
         """
         with self._changed:
-            self._check()
             if done := self._known(push.id):
-                return done
+                return self._outcome_of(_Waiting(push, done), is_gone)
+            self._check()
             self._check_end()
             if push.staged_in != self._generation:
                 raise NotReadyError(_AGAIN)
@@ -275,15 +275,16 @@ class Sequencer:
         """Wait for the outcome of a push, and in ssp until its worker may go on."""
         with self._changed:
             while not (waiting.error or (waiting.outcome and self._may_go_on(waiting.push.worker))):
-                if not waiting.outcome:
-                    self._check()
                 if not waiting.outcome and not waiting.is_taken:
+                    self._check()
                     self._check_end()
                     self._forget_gone()
                 if not self._changed.wait(_LOOK_SECS) and is_gone():
                     raise ConnectionResetError("the client is gone")
             if waiting.error:
                 raise waiting.error
+            if waiting.push.staged_in != self._generation:
+                raise NotReadyError(_AGAIN)  # what it has changed is lost, unless the checkpoint has it
             assert waiting.outcome
             return waiting.outcome
 

@@ -24,7 +24,7 @@ from tfps.errors import (
     StorageError,
     TfpsError,
 )
-from tfps.runtime.service.gradients import Part, check_ids, part_of
+from tfps.runtime.service.gradients import Part, check_ids, part_of, push_id
 from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
@@ -217,7 +217,7 @@ class Server:
         return Message(self._about(now), {"rows": rows})
 
     def _stage(self, request: Message, session: Session) -> Message:
-        push, part = PushId(session.client, int(request.metadata["push"])), part_of(request)
+        push, part = push_id(request, session), part_of(request)
         self._store.check(part)
         now, _ = self._versions.at_rest(lambda: self._staged.put(push, part))
         return Message(self._about(now))
@@ -260,7 +260,8 @@ class Server:
         """Make an update; do nothing if it was made, and the first server asks again."""
         del session
         pushes = [PushId(client, count) for client, count in json.loads(request.metadata["pushes"])]
-        self._versions.update(_version_in(request), lambda: self._store.update(self._staged.take(pushes)))
+        count = int(request.metadata["count"])
+        self._versions.update(_version_in(request), lambda: self._store.update(self._staged.take(pushes), count))
         return Message({})
 
     def _take_snapshot(self, request: Message, session: Session) -> Message:

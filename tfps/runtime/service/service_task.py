@@ -73,6 +73,10 @@ def listening(address: str) -> socket.socket:
         ConfigError: If that is not possible.
     """
     host, port = split(address)
+    if ":" in host:
+        raise ConfigError(
+            f"--ps_hosts: {address} is of IPv6, and a service listens on IPv4: give a name or such an address."
+        )
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the launcher holds the port, as ``held_ports`` says
@@ -92,7 +96,7 @@ def warn_of_open_port(address: str) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.")
+    return host.lower() == "localhost" or host.startswith("127.")
 
 
 def _follow(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest, bound: socket.socket) -> None:

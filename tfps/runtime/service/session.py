@@ -27,6 +27,9 @@ class Session:
     def is_closed(self) -> bool:
         """Return whether the client is gone while it waits for an answer, when it has nothing to say."""
         try:
-            return bool(self.connection and select.select([self.connection], [], [], 0.0)[0])
+            poll = select.poll()
+            if self.connection:
+                poll.register(self.connection, select.POLLIN)
+            return bool(poll.poll(0))
         except (OSError, ValueError):  # closed here, too
             return True

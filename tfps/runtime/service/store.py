@@ -7,7 +7,7 @@ tfps, so the names of the slots are those of a TensorFlow job, like ``w/Adam``.
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Store:
     """
 
     def __init__(self, optimizer: str = "sgd", learning_rate: float = 0.01, aggregate: str = "mean") -> None:
-        self._options = {"optimizer": optimizer, "learning_rate": learning_rate}
+        self._options: Mapping[str, Any] = {"optimizer": optimizer, "learning_rate": learning_rate}
         self._optimizer = make_optimizer(self._options, **_DEFAULTS)
         self._aggregate, self._lock = aggregate, threading.Lock()
         self._variables: dict[str, Variable] = {}
@@ -62,6 +62,14 @@ class Store:
             name: TensorSpec(np.dtype(variable.dtype.base_dtype.as_numpy_dtype), tuple(variable.shape.as_list()))
             for name, variable in self._variables.items()
         }
+
+    def reserved(self) -> tuple[Collection[str], Collection[str]]:
+        """Return what the optimizer adds to a parameter's name for its slots, and the names of its other variables."""
+        probe = Store(self._options["optimizer"], self._options["learning_rate"])
+        probe.create({"": np.zeros(1, np.float32)})
+        names = [name for name in probe.state() if name]
+        slots = {name for name in names if name.startswith("/")}
+        return slots, {name for name in names if name not in slots}
 
     def create(self, values: Mapping[str, Array]) -> None:
         """Create the parameters with their first values, of which they keep a copy, instead of those that there are.
@@ -158,14 +166,16 @@ class Store:
             rows = self._variable(name).sparse_read(tf.constant(ids))
         return np.asarray(memoryview(rows))
 
-    def update(self, pushes: Sequence[Mapping[str, Gradient]]) -> None:
+    def update(self, pushes: Sequence[Mapping[str, Gradient]], count: int = 0) -> None:
         """Apply the combined gradients of an update. They have been checked.
 
         A push that lacks a parameter counts as a gradient of 0 for it, unless no push has it.
 
         Args:
             pushes: Of each push, the gradients by name; in the order in which they are added up.
+            count: How many pushes the update is of, if some have no part here.
         """
+        pushes = [*pushes, *[{}] * (count - len(pushes))]
         names = [name for name in self._variables if any(name in push for push in pushes)]
         with tf.device("CPU:0"):
             combined = [(self._combined(name, pushes), self._variables[name]) for name in names]

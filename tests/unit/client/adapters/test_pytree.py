@@ -1,5 +1,6 @@
 """Trees of arrays as parameters: names, values and gradients of nested dicts, lists and tuples."""
 
+import collections
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,3 +57,14 @@ def test_what_is_no_model_is_refused(model: object) -> None:
     with pytest.raises(ServiceError, match="is no Keras 3 model or pytree of JAX"):
         adapter_of(model)
     assert adapter_of({"w": np.ones(2)}) is pytree
+
+
+def test_paths_are_of_one_array() -> None:
+    """Two that are the same are refused; a mapping of another class stays one."""
+    with pytest.raises(ServiceError, match="a/b is the path of two arrays"):
+        pytree.values({"a/b": np.ones(1), "a": {"b": np.ones(1)}})
+    tree = collections.defaultdict(list, {"w": np.ones(2)})
+    made = pytree.assign(tree, {"w": np.zeros(2)})
+    assert type(made) is collections.defaultdict
+    assert made["w"].sum() == 0
+    assert tree["w"].sum() == 2

@@ -130,7 +130,8 @@ def test_a_gradient_of_lost_parameters_is_dropped_in_sync(tmp_path: Path) -> Non
         running.first.restart(SavedService(path))
         assert one.push(ONES) == 0  # dropped: the service is at step 0 again
         assert running.first.dropped() == {0: 1, 1: 0}
-        assert together(lambda: one.push(ONES), lambda: (other.pull(), other.push(ONES))[1]) == [1, 1]
+        both = together(*(lambda c=client: (c.pull(), c.push(ONES))[1] for client in (one, other)))
+        assert both == [1, 1]
         assert one.pull()["b"][0] == -1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfps.errors import ServiceError
+from tfps.errors import NotReadyError, ServiceError
 from tfps.runtime.service.pushes import Outcome, Push, PushId, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 
@@ -237,3 +237,42 @@ def test_the_state_of_a_new_service_is_empty() -> None:
     """It begins at step 0."""
     with Sequencer(Rules(), Made().make).paused() as state:
         assert state == State()
+
+
+def test_a_push_of_ssp_that_is_sent_again_waits_as_before() -> None:
+    """The bound holds for it, too."""
+    sequencer = Sequencer(Rules("ssp", staleness=0), Made().make)
+    for worker in range(2):
+        sequencer.connected(worker, 1)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(sequencer.push, push_of(0, 1, 0))
+        until(lambda: sequencer.step == 1)
+        again = pool.submit(sequencer.push, push_of(0, 1, 0))
+        time.sleep(0.2)
+        assert not first.done()
+        assert not again.done()
+        sequencer.push(push_of(1, 1, 0))
+        assert first.result(30) == again.result(30)
+
+
+def test_a_push_of_ssp_that_waits_is_not_told_of_lost_updates() -> None:
+    """Its update was made, and is lost, as the servers begin again: it has to be sent again."""
+    sequencer = Sequencer(Rules("ssp", staleness=0), Made().make)
+    for worker in range(2):
+        sequencer.connected(worker, 1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sequencer.push, push_of(0, 1, 0))
+        until(lambda: sequencer.step == 1)
+        sequencer.restart(State(), "next")
+        with pytest.raises(NotReadyError):
+            waiting.result(30)
+
+
+def test_what_was_applied_is_told_at_the_end() -> None:
+    """A push that is sent again after the end was applied before."""
+    sequencer = Sequencer(Rules(), Made().make)
+    first = sequencer.push(push_of(0, 1, 0))
+    sequencer.fail(ServiceError("over"))
+    assert sequencer.push(push_of(0, 1, 0)) == first
+    with pytest.raises(ServiceError, match="over"):
+        sequencer.push(push_of(0, 2, 1))

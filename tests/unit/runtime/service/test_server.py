@@ -20,7 +20,7 @@ from tfps.client import connection
 from tfps.client import message as messages
 from tfps.client.client import Client, connect
 from tfps.client.message import Message
-from tfps.errors import ConfigError, ServiceEndedError, ServiceError
+from tfps.errors import ConfigError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.runtime.service.pushes import Rules
 
 
@@ -31,7 +31,7 @@ def test_what_is_pushed_is_applied(num_ps: int) -> None:
         ps.init(FIRST)
         assert ps.push(ONES) == 1
         assert ps.push({"b": np.array([1, 2, 3], np.float32)}) == 2
-        assert ps.push_rows("w", [3, 0, 3], np.ones([3, 3])) == 3
+        assert ps.push_rows("w", [3, 0, 3], np.ones([3, 3], np.float32)) == 3
         found = ps.push_pull({"c": 2.0})
         np.testing.assert_array_equal(found["w"], [[-2] * 3, [-1] * 3, [-1] * 3, [-3] * 3])
         np.testing.assert_array_equal(found["b"], [-2, -3, -4])
@@ -181,7 +181,7 @@ def test_each_push_counts_once_though_connections_break(num_ps: int, seed: int) 
         (lambda ps: ps.push({"w": np.ones([3, 4], np.float32)}), r"w: expected float32\[4, 3\], given float32\[3, 4\]"),
         (lambda ps: ps.push({**ONES, "b": np.ones(3)}), r"b: expected float32\[3\], given float64\[3\]"),
         (lambda ps: ps.push({**ONES, "b": np.float32([1, np.nan, 1])}), "b: the gradient has NaN; it is not applied"),
-        (lambda ps: ps.push_rows("w", [4], np.ones([1, 3])), "w: id 4 is no row: there are rows 0 to 3"),
+        (lambda ps: ps.push_rows("w", [4], np.ones([1, 3], np.float32)), "w: id 4 is no row: there are rows 0 to 3"),
         (lambda ps: ps.pull_rows("w", [-1]), "w: id -1 is no row"),
         (lambda ps: ps.pull(["nope"]), "nope is no parameter"),
         (lambda ps: ps.init({**FIRST, "b": np.ones(4)}), r"b: expected float32\[3\], given float64\[4\]"),
@@ -418,10 +418,10 @@ def test_a_server_that_fails_says_so() -> None:
     with service() as running, running.client() as ps:
         ps.init(FIRST)
         with (
-            mock.patch.object(running.first._store, "update", side_effect=MemoryError("no memory")),
+            mock.patch.object(running.first, "dropped", side_effect=MemoryError("no memory")),
             pytest.raises(ServiceError, match="the server failed: MemoryError: no memory"),
         ):
-            ps.push(ONES)
+            ps.step  # noqa: B018
 
 
 def test_an_interrupted_request_leaves_no_answer_to_the_next() -> None:
@@ -451,3 +451,98 @@ def test_a_client_is_of_one_process() -> None:
         with pytest.raises(ServiceError, match="cannot be sent to another process"):
             pickle.dumps(ps)
         assert ps.push(ONES) == 1
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "sum", "median"])
+@pytest.mark.parametrize("num_ps", [1, 2, 3])
+def test_a_push_without_a_parameter_counts_as_zero(num_ps: int, aggregate: str) -> None:
+    """Wherever the parameter is: the update is of three pushes on each server."""
+    pushes = [{"w": ONES["w"]}, {"w": ONES["w"], "b": ONES["b"]}, ONES]
+    with service(num_ps, Rules("sync", 3), aggregate=aggregate) as running, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(running.client(worker)) for worker in range(3)]
+        clients[0].init(FIRST)
+        together(*(lambda c=client, p=push: c.push(p) for client, push in zip(clients, pushes, strict=True)))
+        found = clients[0].pull()
+    expected = {"mean": (-1.0, -2 / 3, -1 / 3), "sum": (-3.0, -2.0, -1.0), "median": (-1.0, -1.0, 0.0)}[aggregate]
+    for name, value in zip("wbc", expected, strict=True):
+        np.testing.assert_allclose(found[name], np.full_like(FIRST[name], value), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_an_update_that_fails_lets_the_service_begin_again(num_ps: int) -> None:
+    """No server keeps half of it."""
+    with service(num_ps) as running, running.client(retry_secs=0.5) as ps:
+        ps.init(FIRST)
+        store = running.first._store
+        with mock.patch.object(store, "update", side_effect=RuntimeError("x")), pytest.raises(PeerLostError):
+            ps.push(ONES)
+        assert not running.first.now.generation
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"": 0.0}, "'' is no name for a parameter"),
+        ({"global_step": 0.0}, "global_step is no name for a parameter"),
+        ({"tfps/service": 0.0}, "tfps/service is no name for a parameter"),
+        ({"beta1_power": 0.0}, "beta1_power is no name for a parameter"),
+        ({"w": 0.0, "w/Adam_1": 0.0}, "w/Adam_1 is no name for a parameter"),
+        ({"w": np.zeros(2, np.int32)}, r"w: expected float16, float32 or float64, given int32\[2\]"),
+        ({"w": np.zeros(2, np.complex64)}, "complex64"),
+        ({}, "there is no parameter"),
+    ],
+)
+def test_parameters_that_cannot_be(values: dict[str, Any], problem: str) -> None:
+    """Each is refused by its name, and another client may give others."""
+    with service(2, optimizer="adam") as running, running.client() as ps, running.client() as other:
+        with pytest.raises(ServiceError, match=problem):
+            ps.init(values)
+        other.init({"w": np.zeros(2, np.float32), "w/Momentum": 1.0, "v/Adam": 1.0})
+        assert other.push({"w": [1, 1]}) == 1
+
+
+@pytest.mark.parametrize("ids", [[1.9], [True, False], ["a"], np.zeros(2)])
+def test_ids_are_whole_numbers(ids: Any) -> None:
+    """Nothing is rounded to one."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        with pytest.raises(ServiceError, match="w: expected ids as int64"):
+            ps.push_rows("w", ids, np.ones([len(ids), 3], np.float32))
+        with pytest.raises(ServiceError, match="w: expected ids as int64"):
+            ps.pull_rows("w", ids)
+        with pytest.raises(ServiceError, match="w: expected float32, given float64"):
+            ps.push_rows("w", [1], np.ones([1, 3]))
+        assert ps.pull_rows("w", []).shape == (0, 3)
+
+
+def test_byte_orders_are_one() -> None:
+    """An array of the other one is converted."""
+    with service() as running, running.client() as ps:
+        ps.init({"w": np.array([1, 2], ">f4")})
+        assert ps.push({"w": np.array([1, 1], ">f4")}) == 1
+        np.testing.assert_array_equal(ps.pull()["w"], [0, 1])
+
+
+def test_a_client_that_is_closed_says_so() -> None:
+    """It does not connect again."""
+    with service() as running:
+        ps = running.client()
+        ps.init(FIRST)
+        ps.close()
+        for act in (lambda: ps.push(ONES), lambda: ps.step):
+            with pytest.raises(ServiceError, match="the client is closed"):
+                act()
+
+
+def test_an_error_in_the_block_does_not_wait_for_other_workers() -> None:
+    """A push in the background that waits for another worker ends with an error."""
+    with service(rules=Rules("sync", 2)) as running:
+        began = time.monotonic()
+        with pytest.raises(ZeroDivisionError), running.client() as ps:  # noqa: PT012
+            ps.init(FIRST)
+            pending = ps.push_async(ONES)
+            time.sleep(0.2)
+            raise ZeroDivisionError
+        with pytest.raises(ServiceError, match="closed while it waited"):
+            pending.result(10)
+        assert time.monotonic() - began < 20
