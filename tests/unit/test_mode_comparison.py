@@ -200,7 +200,7 @@ def run_script(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         env=environment(TFPS_BENCH_PLOT=str(plot), TFPS_BENCH_MNIST=os.devnull),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
     )
 
