@@ -268,5 +268,6 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path: Path) -> None:
         with client(hosts) as ps:
             ps.init({"w": np.zeros(3)})
         left = children_of(launch.pid)
+        assert len(session_leaders(left)) == 2  # the servers
         launch.signal(signal.SIGKILL)
         wait_gone(left, 40)
