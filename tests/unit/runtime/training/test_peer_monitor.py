@@ -168,7 +168,7 @@ def test_a_job_needs_no_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     with job(model_of(ones, linear), num_ps=2, max_steps=10**9) as running:
         wait_until(lambda: len(asked) > 5 or running.ended)
         assert running.ended == {}
-    assert all(asked)
+        assert all(asked)  # while the job runs: at its end the PS go, and a question that was open gets no answer
 
 
 @pytest.mark.parametrize("began", [True, False])
