@@ -37,7 +37,7 @@ def build():  # after a fork: TensorFlow starts threads for a graph, and a fork 
 def save(session, step, checkpoints):
     weight.load([step] * 1000, session)
     global_step.load(step, session)
-    checkpoints.save(session, global_step)
+    checkpoints.save(session, step)
 
 def killed_before(nth):
     calls = []
@@ -171,11 +171,11 @@ def watch():
         time.sleep(0.001)
 
 with tf.Graph().as_default(), tf.Session() as session:
-    step = tf.train.get_or_create_global_step()
+    tf.train.get_or_create_global_step()
     tf.get_variable("weight", [2**26], initializer=tf.ones_initializer())
     session.run(tf.global_variables_initializer())
     threading.Thread(target=watch, daemon=True).start()
-    CheckpointManager(sys.argv[1], 60).save(session, step)
+    CheckpointManager(sys.argv[1], 60).save(session, 0)
 """
 
 

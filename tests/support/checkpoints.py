@@ -41,7 +41,7 @@ class Training:
         """Save as of some step; ``patiently`` is what is done now and then, as training goes on."""
         self.step.load(step, self.session)
         save = self.checkpoints.try_save if patiently else self.checkpoints.save
-        save(self.session, self.step)
+        save(self.session, step)
 
     def resume(self) -> int | None:
         """Return the step of the checkpoint that it goes on from, and has the values of."""

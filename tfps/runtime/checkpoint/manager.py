@@ -24,7 +24,7 @@ from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.storage import CHECKPOINT_NAME, JobDirectory
-from tfps.tf_types import Session, Variable
+from tfps.tf_types import Session
 
 _KEEP = 5
 _AGAIN_SECS = 0.5
@@ -150,22 +150,22 @@ class CheckpointManager:
         """Whether it is time to save."""
         return self._is_lost or time.monotonic() >= self._next
 
-    def try_save(self, session: Session, global_step: Variable, at_rest: bool = True) -> None:
+    def try_save(self, session: Session, step: int, at_rest: bool = True) -> None:
         """Save; if that fails, log it and continue training, with the last checkpoint still there."""
         self._is_lost = False  # a loss from now on may take what this saves
         try:
-            self.save(session, global_step, at_rest)
+            self.save(session, step, at_rest)
         except StorageError as error:
             wait_secs = 0 if self._is_lost else self._every_secs
             log.info("%s Training continues; the next attempt is in %g s.", error, wait_secs)
         self._next = time.monotonic() + self._every_secs
 
-    def save(self, session: Session, global_step: Variable, at_rest: bool = True) -> int:
-        """Save the variables as ``model.ckpt-STEP``, unless that step is saved already; return the step.
+    def save(self, session: Session, step: int, at_rest: bool = True) -> int:
+        """Save the variables as ``model.ckpt-STEP``, unless the present step is saved already; return the step saved.
 
         Args:
             session: The chief's session, or a similar one.
-            global_step: The variable that holds the step.
+            step: The present step. The checkpoint has that of its values, which may be a later one.
             at_rest: Whether no step is taken during the save. Otherwise the checkpoint may lack, on some PS, updates
                 that are on their way, and the same step may be saved again at rest.
 
@@ -175,7 +175,6 @@ class CheckpointManager:
         """
         with self._one_at_a_time:
             self.saves += 1
-            step = int(session.run(global_step))
             if not self._dir:
                 return self._checked(self._savers.look(session)).step
             if self._is_saved(path := JobDirectory(self._dir).checkpoint(step)):

@@ -8,7 +8,7 @@ in the values. So a push that is sent again after a loss counts once.
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,15 +131,6 @@ class ServiceSaver:
         except (tf.errors.OpError, ValueError, LookupError, TypeError, OSError) as error:
             return message_of(error)
         return None
-
-
-class StepReader:
-    """Stands for a session where ``CheckpointManager`` reads the step."""
-
-    @staticmethod
-    def run(step: Callable[[], int]) -> int:
-        """Return the step."""
-        return step()
 
 
 def _about(snapshot: Snapshot) -> Mapping[str, Array]:

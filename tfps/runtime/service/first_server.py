@@ -21,7 +21,7 @@ from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
 from tfps.runtime.service.gradients import part_of, push_id
 from tfps.runtime.service.placement import Placement, check_names, specs_of
-from tfps.runtime.service.pushes import Push, Rules, State
+from tfps.runtime.service.pushes import RESTARTING, Push, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
@@ -32,7 +32,6 @@ from tfps.text import show
 RESERVED = ABOUT, STEP = "tfps/service", "global_step"
 """The names of what a checkpoint has beside parameters and the optimizer's variables."""
 _LONGEST_WAIT_SECS = 3600.0
-_AGAIN = "the service begins again from its last checkpoint."
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +177,7 @@ class FirstServer(Server):
                 now, own = self._versions.at_rest(self._store.state)
                 answers = [future.result().metadata for future in asked]
             if any((each["generation"], each["step"]) != (generation, str(now.step)) for each in answers):
-                raise NotReadyError(_AGAIN)
+                raise NotReadyError(RESTARTING)
             about = self._about(now)
             parts = [lambda: own, *(lambda one=other: _state_of(one, about) for other in self._others)]
             yield Snapshot(self.run, state, list(self._placement.specs), parts)
@@ -230,7 +229,7 @@ class FirstServer(Server):
         push, servers = push_id(request, session), json.loads(said["servers"])
         generation = self._versions.at_rest(lambda: self._staged.put(push, part))[0].generation
         if any(other != generation for other in servers.values()):
-            raise NotReadyError(_AGAIN)  # parts of it are of another generation
+            raise NotReadyError(RESTARTING)  # parts of it are of another generation
         others = [int(index) for index in servers]
         computed = int(said["step"]), said["generation"]
         outcome = self._sequencer.push(Push(push, session.worker, *computed, generation, others), session.is_closed)
@@ -255,7 +254,7 @@ class FirstServer(Server):
         except Exception as error:
             self._versions.suspend()  # whoever watches lets the servers begin again
             log.info("update %d was not made on all servers: %s: %s", number, type(error).__name__, error)
-            raise NotReadyError(_AGAIN) from None
+            raise NotReadyError(RESTARTING) from None
 
     def _wait(self, request: Message, session: Session) -> Message:
         secs = min(float(request.metadata["secs"]), _LONGEST_WAIT_SECS)

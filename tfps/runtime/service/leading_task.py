@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import tfps
 from tfps.client.connection import Connection, Identity
@@ -21,7 +21,7 @@ from tfps.runtime.checkpoint.manager import CheckpointManager
 from tfps.runtime.checkpoint.ownership import Ownership, check_launch, hosts_of
 from tfps.runtime.process.shutdown import StopRequest
 from tfps.runtime.results import run_record
-from tfps.runtime.service.checkpoints import ServiceSaver, StepReader
+from tfps.runtime.service.checkpoints import ServiceSaver
 from tfps.runtime.service.first_server import FirstServer
 from tfps.runtime.service.listener import Listener
 from tfps.runtime.service.pushes import Rules
@@ -33,6 +33,7 @@ from tfps.summary_entries import ChiefReport, TaskSummary
 from tfps.text import utc
 
 _POLL_SECS, _WATCH_EVERY_SECS, _REPORT_EVERY_SECS = 0.05, 0.5, 1.0
+_NO_SESSION: Any = None  # the values of a service are in no session
 _LINGER_SECS = 10.0  # at the end, for clients that still read the parameters
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class LeadingTask:
         with contextlib.suppress(NotReadyError):
             self._background.wait()
         self._saver.found = None
-        found = self._saves.restore_latest(cast(Any, None))
+        found = self._saves.restore_latest(_NO_SESSION)
         if not found and self._server.has_parameters:
             log.warning("a server was lost, and there is no checkpoint: clients have to give first values again.")
         self._server.restart(self._saver.found)
@@ -159,14 +160,9 @@ class LeadingTask:
 
     def _try_save(self) -> None:
         try:
-            self._saves.try_save(*self._as_session)
+            self._saves.try_save(_NO_SESSION, self._server.now.step)
         except NotReadyError:
             self._saves.make_due()
-
-    @property
-    def _as_session(self) -> tuple[Any, Any]:
-        """What stands for a session, and for the variable with the step, where ``CheckpointManager`` wants them."""
-        return StepReader(), lambda: self._server.now.step
 
     def _report(self, is_last: bool = False) -> None:
         """Log a progress line after every ``steps_to_validate`` updates, at most one a second."""
@@ -185,7 +181,7 @@ class LeadingTask:
         """
         self._background.wait()
         if self._server.has_parameters:
-            self._saves.save(*self._as_session)
+            self._saves.save(_NO_SESSION, self._server.now.step)
 
     def _finish(self) -> None:
         """Let clients read the last parameters."""

@@ -7,6 +7,9 @@ more.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+RESTARTING = "the service begins again from its last checkpoint."
+"""Why nothing can be decided about a push for now: the message of ``NotReadyError``."""
+
 
 @dataclass(frozen=True, order=True)
 class PushId:

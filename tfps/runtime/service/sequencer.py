@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from tfps.errors import NotReadyError, ServiceEndedError, ServiceError
 from tfps.runtime.service.live_workers import LiveWorkers
-from tfps.runtime.service.pushes import Outcome, Push, PushId, Rules, State
+from tfps.runtime.service.pushes import RESTARTING, Outcome, Push, PushId, Rules, State
 from tfps.text import plural
 
 _LOOK_SECS = 0.5
 _MOST_CLIENTS = 10_000  # that may send their last push again
-_AGAIN = "the service begins again from its last checkpoint."
 
 
 @dataclass
@@ -83,7 +82,7 @@ class Sequencer:
             self._step = self._forming = state.step
             self._decided = dict(state.decided)
             for one in self._waiting.values():
-                one.error = NotReadyError(_AGAIN)
+                one.error = NotReadyError(RESTARTING)
             self._waiting.clear()
             self._workers.restart()
             self._changed.notify_all()
@@ -145,7 +144,7 @@ class Sequencer:
             self._check()
             self._check_end()
             if push.staged_in != self._generation:
-                raise NotReadyError(_AGAIN)
+                raise NotReadyError(RESTARTING)
             waiting = self._waiting.get(push.id)
             if waiting is None:
                 waiting = self._admitted(push)
@@ -284,7 +283,7 @@ class Sequencer:
             if waiting.error:
                 raise waiting.error
             if waiting.push.staged_in != self._generation:
-                raise NotReadyError(_AGAIN)  # what it has changed is lost, unless the checkpoint has it
+                raise NotReadyError(RESTARTING)  # what it has changed is lost, unless the checkpoint has it
             assert waiting.outcome
             return waiting.outcome
 
