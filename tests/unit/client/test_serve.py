@@ -13,8 +13,6 @@ from support.processes import PATIENCE, environment, load_variable, wait_gone
 import tfps
 from tfps.errors import ServiceError
 
-pytest.importorskip("tensorflow")
-
 
 def test_a_service_in_a_block(tmp_path: Path) -> None:
     """Its flags count, it saves as it ends, and nothing of it is left."""

@@ -44,7 +44,8 @@ def test_a_web_server_is_something_else(protocol: str) -> None:
 
 def test_a_grpc_server_of_another_program_is_something_else() -> None:
     """A real gRPC server without TensorFlow's services is no task."""
-    grpc = pytest.importorskip("grpc")
+    import grpc  # noqa: PLC0415  it comes with TensorFlow
+
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -10,9 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("tensorflow")
-
 import tensorflow.compat.v1 as tf
 from support.service import FIRST, ONES, service, together
 

@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("tensorflow")
-
 import tensorflow.compat.v1 as tf
 
 from tfps.client.message import Array, TensorSpec
