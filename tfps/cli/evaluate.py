@@ -58,6 +58,11 @@ def _trained(command: Command, argv: Sequence[str]) -> _Trained:
     stored = _stored(directory.job)
     asked = problems.read(flags, argv, stored.replace(model_dir=str(directory.path))).config
     path = absolute(select_checkpoint(asked.model_dir, options.checkpoint_path))
+    if stored.serve and asked.model != given.model:  # by job.json, not by the flags
+        raise ConfigError(
+            f"--model is missing: a service has written {directory.path}, and it has no model. Give the one whose "
+            "variables have the names of the parameters."
+        )
     named = asked.model.endswith(".py") and asked.model != given.model  # by job.json, not by the flags
     if named:
         problems.of(_check_owner, directory.job, Path(asked.model))

@@ -1,6 +1,7 @@
 """A service that lasts as long as a block of a program."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.processes import PATIENCE, environment, load_variable, wait_gone
+from support.processes import PATIENCE, environment, load_variable, run_tfps, wait_gone
 
 import tfps
 from tfps.errors import ServiceError
@@ -49,3 +50,18 @@ with tfps.serve(model_dir={str(tmp_path / "job")!r}) as address:
         finally:
             os.kill(process.pid, signal.SIGKILL)
     wait_gone([int(child) for child in children], 30 * PATIENCE)
+
+
+def test_a_model_is_measured_with_what_a_service_has_saved(tmp_path: Path) -> None:
+    """The loss of ``linear`` is that of the pushed parameters; without a model it is said that a service has none."""
+    saved = f"--model_dir={tmp_path / 'job'}"
+    flags = {"num_ps": 2, "learning_rate": 1.0, "model_dir": tmp_path / "job"}
+    with tfps.serve(**flags) as address, tfps.connect(address) as ps:  # type: ignore[arg-type]
+        ps.init({"weight": np.float32(0), "bias": np.float32(0)})
+        ps.push({"weight": np.float32(-2), "bias": np.float32(-10)})
+    measured = run_tfps("eval", "--model=linear", saved)
+    rmse = float(re.search(r"rmse=([\d.]+)", measured.stdout)[1])  # type: ignore[index]
+    assert (measured.returncode, 0.3 < rmse < 0.36) == (0, True), measured.stdout  # the noise is 0.33
+    refused = run_tfps("eval", saved)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: --model is missing: a service has written")

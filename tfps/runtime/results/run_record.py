@@ -68,7 +68,8 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
 
 
 def _flags(config: JobConfig, cluster: Cluster) -> Mapping[str, object]:
-    return {**config.to_dict(), "num_ps": cluster.num_ps, "num_workers": cluster.num_workers}
+    workers = config.num_workers if config.serve else cluster.num_workers  # a service starts none
+    return {**config.to_dict(), "num_ps": cluster.num_ps, "num_workers": workers}
 
 
 def _shown(value: object) -> str:
