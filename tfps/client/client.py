@@ -189,6 +189,14 @@ class Client:
         """
         return self.push(adapter_of(model).gradients(model, gradients))
 
+    def push_pull_into(self, model: Any, gradients: Any = None) -> Any:
+        """Push the gradients of a model, then give it the parameters' values; one round trip if there is one server.
+
+        Takes what ``push_grads`` takes, and returns what ``pull_into`` returns.
+        """
+        adapter = adapter_of(model)
+        return adapter.assign(model, self.push_pull(adapter.gradients(model, gradients)))
+
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""
         own = self._servers.first.another()  # so that other threads can push
@@ -204,8 +212,13 @@ class Client:
         return self._servers.dropped
 
     @property
+    def pulled_step(self) -> int:
+        """The number of updates that were made when this client last pulled; asks nobody."""
+        return int(self._servers.seen["step"])
+
+    @property
     def step(self) -> int:
-        """The number of updates that are made."""
+        """The number of updates that are made, as the first server says now."""
         return int(self._servers.first.request("status").metadata["step"])
 
     def close(self) -> None:
