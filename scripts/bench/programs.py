@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from processes import Task
-from workloads import Workload
+from workloads import DENSE_STEP, Workload
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -158,6 +158,7 @@ def _peer(
         for job, index in members:
             flags = {**shared, "role": job, "index": index}
             argv = [python(venv), str(HERE / "peers" / f"{file}.py"), *(f"--{k}={v}" for k, v in flags.items())]
+            argv = _serve(workload, place, ports, index) if (file, job) == ("torch_service", "ps") else argv
             role = "ray" if alone else "worker" if job == "worker" else "ps"
             made.append(Task(f"{job}/{index}", role, argv, job == ("chief" if chief else "worker")))
         return made
@@ -168,6 +169,16 @@ def _peer(
         return {**{name: getattr(workload, name) for name in names}, "data_dir": data_dir, "variant": variant}
 
     return tasks
+
+
+def _serve(workload: Workload, place: Place, ports: Sequence[int], index: int) -> list[str]:
+    """Return the command of a server of parameters for other frameworks, with the optimizer of torch_rpc."""
+    rates = {"mnist": ("adagrad", 0.05), "narrow": ("adagrad", 0.02), "dense": ("sgd", DENSE_STEP)}
+    optimizer, rate = rates[workload.model]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports[: workload.num_ps])
+    flags = {"serve": 1, "ps_hosts": hosts, "task_index": index, "model_dir": place.scratch / "model"}
+    flags |= {"num_workers": workload.num_workers} if workload.mode == "sync" else {}
+    return _command("run", {**flags, "mode": workload.mode, "optimizer": optimizer, "learning_rate": rate})
 
 
 _WITHOUT_PS = ("limit", "mwms")
@@ -192,6 +203,13 @@ PROGRAMS: Mapping[str, Program] = {
     "classic": Program("classic TF1 script", _peer("classic"), env=_QUIET, lasts=True),
     "torch": Program("PyTorch RPC", _peer("torch_rpc", "torch"), "torch", env=_ONE_THREAD),
     "torch_tcp": Program("PyTorch RPC, TCP", _peer("torch_rpc", "torch", "tcp"), "torch", env=_ONE_THREAD),
+    "torch_service": Program(
+        "tfps service with PyTorch",
+        _peer("torch_service", "torch"),
+        "torch",
+        env={**_ONE_THREAD, "PYTHONPATH": str(ROOT)},
+        lasts=True,
+    ),
     "tf2_pss": Program("TF2 ParameterServerStrategy", _peer("tf2_pss", "", "1", chief=True), env=_QUIET, lasts=True),
     "tf2_pss_8": Program("TF2 PSS, 8 steps a function", _peer("tf2_pss", "", "8", chief=True), env=_QUIET, lasts=True),
     "ray": Program("Ray's example", _peer("ray_ps", "ray", chief=True, alone=True), "ray", env=_ONE_THREAD),

@@ -86,9 +86,9 @@ class Workload:
         return replace(self, steps=self.steps // 3, warmup=self.warmup // 3)
 
 
-_MNIST = ("tfps", "classic", "torch_tcp")
+_MNIST = ("tfps", "classic", "torch_tcp", "torch_service")
 _MODES = ("tfps_sync", "tfps_ssp", "tfps_local", "tfps_own_rounds", "tfps_allreduce", "tfps_gossip")
-_DENSE = ("tfps", "tfps_bf16", "classic", "torch", "torch_tcp", "raw_tcp")
+_DENSE = ("tfps", "tfps_bf16", "classic", "torch", "torch_tcp", "torch_service", "raw_tcp")
 _CTR = ("tfps", "classic", "torch_tcp", "limit")
 
 

@@ -11,6 +11,7 @@ PACKAGE = TESTS.parent / "tfps"
 ELSEWHERE = {  # test file: the modules that it tests beside the one of its own name
     "architecture/test_docs.py": ["cli/reference"],
     "architecture/test_layers.py": ["__main__", "plugins", "errors", "tf_types"],
+    "examples/test_torch_module.py": ["client/adapters/torch_module"],
     "faults/test_fork_server.py": ["launchers/local/fork_server"],
     "faults/test_lost_tasks.py": [
         *("runtime/coordination/duplicate_worker", "runtime/coordination/failure_notice"),
@@ -60,7 +61,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_first_server.py": ["runtime/service/checkpoints", "runtime/service/versions"],
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
-        *("client/client", "client/connection", "client/servers", "runtime/service/gradients"),
+        *("client/client", "client/connection", "client/rows", "client/servers", "runtime/service/gradients"),
         *("runtime/service/listener", "runtime/service/placement", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [

@@ -10,6 +10,7 @@ MODULES = {str(file.relative_to(REPO / "tfps")): file for file in sorted((REPO /
 
 _EXIT = "ends the process without Python's clean-up; a documented function, whatever its name"
 EXCEPTIONS: Mapping[str, Mapping[str, str]] = {
+    "client/adapters/torch_module.py": {"_orig_mod": "PyTorch has no public name for the module that was compiled"},
     "cli/run.py": {"_exit": _EXIT, "_run_exitfuncs": "runs the exit handlers before such an end"},
     "launchers/local/fork_server.py": dict.fromkeys(
         ("_forkserver_address", "_forkserver_pid"), "Python has no public name for it"

@@ -25,6 +25,7 @@ import numpy as np
 from tfps.client.adapters import adapter_of
 from tfps.client.connection import Connection, Identity
 from tfps.client.message import Array, TensorSpec
+from tfps.client.rows import Rows
 from tfps.client.servers import DENSE, IDS, ROWS, Seen, Servers
 from tfps.cluster.addresses import parse_hosts
 from tfps.errors import ConfigError, ServiceError
@@ -136,16 +137,16 @@ class Client:
             ServiceError: If one does not fit its parameter, or is not finite; nothing is applied then.
             PeerLostError: If the servers are lost; it is not known then whether the gradients were applied.
         """
-        return self._push(self._dense(gradients), self._servers.seen)
+        return self._push(self._named(gradients), self._servers.seen)
 
     def push_async(self, gradients: Mapping[str, Any]) -> "Future[int]":
         """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns."""
-        copies = {DENSE + name: self._converted(name, value).copy() for name, value in gradients.items()}
+        copies = {name: array.copy() for name, array in self._named(gradients).items()}
         return self._order.submit(self._push, copies, self._servers.seen)
 
     def push_pull(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
         """Push gradients, and return all parameters as they are then."""
-        arrays = self._dense(gradients)
+        arrays = self._named(gradients)
         with self._pushing:
             self._pushes += 1
             return self._servers.push_pull(arrays, self._pushes)
@@ -160,11 +161,7 @@ class Client:
 
     def push_rows(self, name: str, ids: Any, gradients: Any) -> int:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
-        spec, rows = self._servers.spec(name), _ids(name, ids)
-        values = _native(gradients, spec.dtype)
-        if values.dtype != spec.dtype:
-            raise ServiceError(f"{show(name)}: expected {spec.dtype.name}, given {values.dtype.name}.")
-        return self._push({IDS + name: rows, ROWS + name: values}, self._servers.seen)
+        return self._push(self._rows(name, ids, gradients), self._servers.seen)
 
     def init_module(self, model: Any) -> Any:
         """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
@@ -172,7 +169,8 @@ class Client:
         Its other state, such as the averages of batch norm, stays its own.
 
         Args:
-            model: A Keras 3 model or layer, or a pytree of JAX.
+            model: A PyTorch module, a Keras 3 model or layer, or a pytree of JAX. Of PyTorch, parameters that require
+                no gradient stay the module's own.
         """
         self.init(adapter_of(model).values(model))
         return self.pull_into(model)
@@ -186,9 +184,18 @@ class Client:
 
         Args:
             model: The model.
-            gradients: In the case of Keras, one for each trainable variable; in that of JAX, a tree of the same form.
+            gradients: In the case of Keras, one for each trainable variable; in that of JAX, a tree of the same form;
+                in that of PyTorch nothing: the gradients are those that ``backward`` has left in the parameters.
         """
         return self.push(adapter_of(model).gradients(model, gradients))
+
+    def push_pull_into(self, model: Any, gradients: Any = None) -> Any:
+        """Push the gradients of a model, then give it the parameters' values; one round trip if there is one server.
+
+        Takes what ``push_grads`` takes, and returns what ``pull_into`` returns.
+        """
+        adapter = adapter_of(model)
+        return adapter.assign(model, self.push_pull(adapter.gradients(model, gradients)))
 
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""
@@ -205,8 +212,13 @@ class Client:
         return self._servers.dropped
 
     @property
+    def pulled_step(self) -> int:
+        """The number of updates that were made when this client last pulled; asks nobody."""
+        return int(self._servers.seen["step"])
+
+    @property
     def step(self) -> int:
-        """The number of updates that are made."""
+        """The number of updates that are made, as the first server says now."""
         return int(self._servers.first.request("status").metadata["step"])
 
     def close(self) -> None:
@@ -234,8 +246,22 @@ class Client:
             self._servers.abort()
         self.close()
 
-    def _dense(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
-        return {DENSE + name: self._converted(name, value) for name, value in gradients.items()}
+    def _named(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+        """Return gradients, of which some may be ``Rows``, by the names of their arrays in a message."""
+        found: dict[str, Array] = {}
+        for name, value in gradients.items():
+            if isinstance(value, Rows):
+                found |= self._rows(name, value.ids, value.values)
+            else:
+                found[DENSE + name] = self._converted(name, value)
+        return found
+
+    def _rows(self, name: str, ids: Any, gradients: Any) -> dict[str, Array]:
+        spec, rows = self._servers.spec(name), _ids(name, ids)
+        values = _native(gradients, spec.dtype)
+        if values.dtype != spec.dtype:
+            raise ServiceError(f"{show(name)}: expected {spec.dtype.name}, given {values.dtype.name}.")
+        return {IDS + name: rows, ROWS + name: values}
 
     def _converted(self, name: str, value: Any) -> Array:
         """Return a gradient as an array; one of Python's numbers gets the parameter's dtype.

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 from tfps.client.message import Message, TensorSpec
+from tfps.client.rows import Rows
 from tfps.client.servers import DENSE, IDS, ROWS
 from tfps.errors import ProtocolError, ServiceError
 from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import Session
-from tfps.runtime.service.store import Gradient, Rows
+from tfps.runtime.service.store import Gradient
 from tfps.text import show
 
 Part = Mapping[str, Gradient]

@@ -8,13 +8,13 @@ tfps, so the names of the slots are those of a TensorFlow job, like ``w/Adam``.
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tfps.client.message import Array, TensorSpec
+from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.modes.sync import aggregation
 from tfps.optimizers.registry import make_optimizer
@@ -22,20 +22,6 @@ from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
 _DEFAULTS: Mapping[str, Any] = {"default": "sgd", "learning_rate": 0.01}
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a gradient; all others are 0.
-
-    Attributes:
-        ids: int64 [n]: the numbers of the rows. One that occurs more than once counts as often.
-        values: [n, ...]: the rows.
-    """
-
-    ids: Array
-    values: Array
-
 
 Gradient = Array | Rows
 

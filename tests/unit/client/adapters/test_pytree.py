@@ -54,7 +54,7 @@ def test_gradients_are_a_tree_of_the_same_form() -> None:
 @pytest.mark.parametrize("model", ["text", 3, object()])
 def test_what_is_no_model_is_refused(model: object) -> None:
     """Its class is named."""
-    with pytest.raises(ServiceError, match="is no Keras 3 model or pytree of JAX"):
+    with pytest.raises(ServiceError, match="is no PyTorch module, Keras 3 model or pytree of JAX"):
         adapter_of(model)
     assert adapter_of({"w": np.ones(2)}) is pytree
 

@@ -8,9 +8,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from tfps.client.message import Array, TensorSpec
+from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
-from tfps.runtime.service.store import Rows, Store
+from tfps.runtime.service.store import Store
 
 FIRST = {"a.weight": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.ones(2, np.float32), "c": np.float64([0.5])}
 

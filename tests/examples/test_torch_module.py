@@ -1,0 +1,288 @@
+"""PyTorch modules as parameters, trained through a service like in one process. It needs PyTorch: .ci/run runs it."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.service import service, together
+from torch import nn
+from torch.nn import functional
+
+from tfps.client.adapters import adapter_of, torch_module
+from tfps.client.rows import Rows
+from tfps.errors import ServiceError
+from tfps.runtime.service.pushes import Rules
+
+FIRST = "first.weight", "first.bias", "last.bias"
+
+
+class Net(nn.Module):
+    """Two layers with the same weights, one with frozen ones, batch norm, and a layer that nothing uses."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+        self.norm, self.unused = nn.BatchNorm1d(4), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return outputs [batch, 4] of inputs [batch, 4]."""
+        return self.last(self.frozen(torch.tanh(self.norm(self.first(x)))))
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return eight inputs and what they should give."""
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 4, generator=made), torch.randn(8, 4, generator=made)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    """Compute the gradients of a batch."""
+    x, y = batch(seed)
+    model.zero_grad()
+    functional.mse_loss(model(x), y).backward()
+
+
+def arrays(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return copies of the parameters."""
+    return {name: one.detach().numpy().copy() for name, one in model.named_parameters()}
+
+
+def test_names_are_those_of_named_parameters() -> None:
+    """Of the parameters that are trained; one that is used twice has its first name. Memory is the model's."""
+    model = Net()
+    assert adapter_of(model) is torch_module
+    found = torch_module.values(model)
+    assert list(found) == [*FIRST, "norm.weight", "norm.bias", "unused.weight", "unused.bias"]
+    assert all(np.shares_memory(found[name], model.get_parameter(name).detach().numpy()) for name in found)
+    backward(model, 0)
+    pushed = torch_module.gradients(model, None)
+    assert list(pushed) == [*FIRST, "norm.weight", "norm.bias"]
+    assert all(np.shares_memory(pushed[name], model.get_parameter(name).grad.numpy()) for name in pushed)
+
+
+def test_values_are_copied_into_the_tensors_that_there_are() -> None:
+    """Also those that others share; averages and frozen parameters stay the module's own."""
+    with service(2) as running, running.client() as ps:
+        first, other = Net(0), Net(1)
+        assert ps.init_module(first) is first
+        before, place = arrays(other), other.first.weight.data_ptr()
+        other.norm.running_mean.fill_(5)
+        ps.init_module(other)
+        assert other.first.weight.data_ptr() == place
+        assert other.last.weight is other.first.weight
+        for name, value in arrays(other).items():
+            np.testing.assert_array_equal(value, (before if "frozen" in name else arrays(first))[name])
+        assert other.norm.running_mean.tolist() == [5] * 4
+        x, _ = batch(0)
+        other.first.requires_grad_(False)  # it stays a parameter of the service, and is not pushed
+        other(x).sum().backward()
+        assert "first.weight" not in torch_module.gradients(other, None)
+        with torch.no_grad():
+            other.first.weight.zero_()
+        ps.pull_into(other)
+        np.testing.assert_array_equal(other.first.weight.numpy(), arrays(first)["first.weight"])
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_sync_training_equals_the_same_arithmetic_in_one_process(num_ps: int) -> None:
+    """Three workers, ten updates: SGD of the mean of their gradients, with tied, frozen and unused parameters."""
+    workers, updates = 3, 10
+    alone = Net()
+    optimizer = torch.optim.SGD([one for one in alone.parameters() if one.requires_grad], lr=0.1)
+    for step in range(updates):
+        optimizer.zero_grad()
+        for worker in range(workers):  # batch norm normalizes each worker's batch by itself
+            x, y = batch(workers * step + worker)
+            (functional.mse_loss(alone(x), y) / workers).backward()
+        optimizer.step()
+
+    models = [Net(), Net(), Net()]
+
+    def work(worker: int) -> None:
+        model = models[worker]
+        with running.client(worker) as ps:
+            ps.init_module(model)
+            for step in range(updates):
+                backward(model, workers * step + worker)
+                assert ps.push_grads(model) == step + 1
+                ps.pull_into(model)
+            assert ps.dropped == 0
+
+    with service(num_ps, Rules("sync", num_workers=workers), learning_rate=0.1) as running:
+        together(*(lambda index=worker: work(index) for worker in range(workers)))
+    assert not np.allclose(arrays(models[0])["first.weight"], arrays(Net())["first.weight"], atol=1e-3)  # it did move
+    for model in models:
+        for name, value in arrays(alone).items():
+            np.testing.assert_allclose(arrays(model)[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+class Table(nn.Module):
+    """A table with sparse gradients, and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.dense = nn.Embedding(6, 3, sparse=True), nn.Linear(3, 1, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return [n, 1] of ids [n]."""
+        return self.dense(self.table(ids))
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_sparse_gradients_are_pushed_as_rows_in_the_same_update(num_ps: int) -> None:
+    """Rows that occur twice are added up and sent once; the dense gradients go with them."""
+    model = Table()
+    with service(num_ps) as running, running.client() as ps:
+        ps.init_module(model)
+        before = arrays(model)
+        model(torch.tensor([4, 1, 4])).sum().backward()
+        rows = torch_module.gradients(model, None)["table.weight"]
+        assert isinstance(rows, Rows)
+        assert rows.ids.tolist() == [1, 4]
+        expected = np.zeros_like(before["table.weight"])
+        expected[[1, 4]] = before["dense.weight"][0] * [[1], [2]]
+        dense = before["table.weight"][[4, 1, 4]].sum(axis=0)
+        assert ps.push_grads(model) == 1
+        ps.pull_into(model)
+        np.testing.assert_allclose(arrays(model)["table.weight"], before["table.weight"] - expected, rtol=1e-6)
+        np.testing.assert_allclose(arrays(model)["dense.weight"][0], before["dense.weight"][0] - dense, rtol=1e-5)
+        model.zero_grad()
+        model(torch.zeros([0], dtype=torch.int64)).sum().backward()  # no row at all
+        assert ps.push_grads(model) == 2
+
+
+def test_sparse_gradients_of_another_layout_are_made_dense() -> None:
+    """Such as one of an index for each number."""
+    model = nn.Linear(2, 2, bias=False)
+    found = torch_module.gradients(model, {"weight": torch.tensor([[0.0, 2], [3, 0]]).to_sparse()})
+    assert found["weight"].tolist() == [[0, 2], [3, 0]]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.DataParallel, torch.compile, lambda model: torch.compile(nn.DataParallel(model))],
+    ids=["DataParallel", "compile", "both"],
+)
+def test_names_are_those_of_the_module_inside(wrap: Callable[[nn.Module], Any]) -> None:
+    """A module that is wrapped or compiled, and one of which a part is, has the same parameters."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    expected = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(torch_module.values(wrap(inner))) == expected
+    partly = nn.Sequential(torch.compile(nn.Linear(2, 2)), nn.Linear(2, 2))
+    assert list(torch_module.values(partly)) == expected
+    changed = {name: np.full_like(value, 7) for name, value in torch_module.values(inner).items()}
+    torch_module.assign(wrap(inner), changed)
+    assert inner[1].bias.tolist() == [7, 7]
+
+
+def test_bfloat16_is_float32_at_the_service() -> None:
+    """So small gradients are not lost: each is less than half of the distance of two numbers of bfloat16."""
+    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    with service() as running, running.client() as ps:
+        ps.init_module(model)
+        for _ in range(8):
+            model.weight.grad = torch.full_like(model.weight, 2.0**-9)
+            ps.push_grads(model)
+            ps.pull_into(model)
+        assert ps.pull()["weight"] == np.float32(1 - 8 * 2.0**-9)
+        assert model.weight.item() == 1 - 8 * 2.0**-9
+        assert model.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_stay(dtype: torch.dtype) -> None:
+    """A tensor that is not contiguous, too, is sent in the order of its indices."""
+    model = nn.Linear(3, 2, bias=False).to(dtype)
+    model.weight = nn.Parameter(torch.arange(6, dtype=dtype).reshape(3, 2).t())
+    assert not model.weight.is_contiguous()
+    other = nn.Linear(3, 2, bias=False).to(dtype)
+    with service() as running, running.client() as ps:
+        ps.init_module(model)
+        ps.pull_into(other)
+        assert other.weight.tolist() == model.weight.tolist() == [[0, 2, 4], [1, 3, 5]]
+        model.weight.grad = torch.arange(6, dtype=dtype).reshape(3, 2).t()
+        ps.push_grads(model)
+        ps.pull_into(model)
+        assert model.weight.tolist() == [[0, 0, 0], [0, 0, 0]]
+        assert model.weight.dtype == dtype
+
+
+def test_gradients_can_be_given() -> None:
+    """Those of ``torch.autograd.grad``, in order; those of ``torch.func.grad``, by name."""
+    model = Net()
+    x, y = batch(0)
+    names = list(torch_module.values(model))
+    given = torch.autograd.grad(
+        functional.mse_loss(model(x), y), [model.get_parameter(name) for name in names], allow_unused=True
+    )
+    found = torch_module.gradients(model, given)
+    assert list(found) == [*FIRST, "norm.weight", "norm.bias"]
+    np.testing.assert_array_equal(found["first.weight"], given[0].numpy())
+    assert list(torch_module.gradients(model, {"norm.bias": given[4]})) == ["norm.bias"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gradients", "problem"),
+    [
+        (Net(), None, "no parameter has a gradient: call backward before"),
+        (Net(), [torch.zeros(2)], "gradients: expected 7, one for each parameter that is trained, given 1"),
+        (nn.Linear(1, 1), {"weight": "text"}, "weight: cannot be sent"),
+        (nn.Linear(1, 1), {"weight": torch.zeros(1, dtype=torch.float8_e4m3fn)}, "weight: cannot be sent"),
+    ],
+)
+def test_what_cannot_be_pushed_is_named(model: nn.Module, gradients: Any, problem: str) -> None:
+    """And nothing is sent."""
+    with pytest.raises(ServiceError, match=problem):
+        torch_module.gradients(model, gradients)
+
+
+@pytest.mark.parametrize("model", [nn.LazyLinear(2), nn.Linear(2, 2, device="meta")])
+def test_what_has_no_values_is_named(model: nn.Module) -> None:
+    """A lazy module before its first batch, and one that has shapes only."""
+    with pytest.raises(ServiceError, match="weight: cannot be sent"):
+        torch_module.values(model)
+
+
+def test_a_model_that_is_another_one_is_not_changed() -> None:
+    """A parameter that the service lacks, or of another shape, though it could be repeated."""
+    with service() as running, running.client() as ps:
+        ps.init_module(nn.Linear(3, 1))
+        for other, problem in (
+            (nn.Linear(3, 4), r"weight: expected \[4, 3\], given \[1, 3\]"),
+            (nn.Sequential(nn.Linear(3, 1)), "0.weight is no parameter of the service"),
+        ):
+            before = copy.deepcopy(arrays(other))
+            with pytest.raises(ServiceError, match=problem):
+                ps.pull_into(other)
+            assert all((value == before[name]).all() for name, value in arrays(other).items())
+        with pytest.raises(ServiceError, match=r"expected float32\[1, 3\], given float64"):
+            ps.init_module(nn.Linear(3, 1).double())
+        wrong = nn.Linear(3, 1)
+        wrong(torch.full([1, 3], torch.nan)).sum().backward()
+        with pytest.raises(ServiceError, match="weight: the gradient has NaN"):
+            ps.push_grads(wrong)
+        assert ps.step == 0
+
+
+def test_a_client_imports_no_pytorch() -> None:
+    """Only a program that has a module imports it."""
+    code = """
+import sys
+from tfps.client.adapters import adapter_of
+try:
+    adapter_of(3)
+except Exception as error:
+    print(type(error).__name__, "torch" in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "ServiceError False\n"

@@ -1,0 +1,102 @@
+"""PyTorch modules: the parameters that are trained, by the names of ``named_parameters``.
+
+Arrays share the memory of parameters and gradients on the CPU. bfloat16, which NumPy lacks, is float32 at the service:
+gradients are widened exactly, and a module gets the parameters rounded.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfps.client.message import Array
+from tfps.client.rows import Rows
+from tfps.errors import ServiceError
+from tfps.text import one_line, show
+
+
+def values(model: Any) -> Mapping[str, Array]:
+    """Return the parameters that require a gradient; one that is used in several places has its first name."""
+    return {name: _array(name, one) for name, one in _parameters(model) if one.requires_grad}
+
+
+def assign(model: Any, values: Mapping[str, Array]) -> Any:
+    """Copy the values into the parameters, where they are: other tensors may share their memory.
+
+    Raises:
+        ServiceError: If the value of one that is trained is missing, or one has another shape; none is changed then.
+    """
+    import torch  # noqa: PLC0415  the model is one of PyTorch
+
+    own = dict(_parameters(model))
+    for name, one in own.items():
+        if name not in values and one.requires_grad:
+            raise ServiceError(f"{show(name)} is no parameter of the service.")
+        if name in values and values[name].shape != tuple(one.shape):
+            raise ServiceError(f"{show(name)}: expected {list(one.shape)}, given {list(values[name].shape)}.")
+    with torch.no_grad():
+        for name in own.keys() & values.keys():
+            own[name].copy_(torch.from_numpy(np.require(values[name], requirements="W")))
+    return model
+
+
+def gradients(model: Any, gradients: Any) -> Mapping[str, Array | Rows]:
+    """Return the gradients of the parameters that have one: their ``grad``, or those given.
+
+    Args:
+        model: The module.
+        gradients: ``None``; or tensors by name, as of ``torch.func.grad``; or one for each parameter that is trained,
+            or ``None`` for some, as of ``torch.autograd.grad``.
+
+    Raises:
+        ServiceError: If there is none, or those given are not one for each.
+    """
+    own = {name: one.grad for name, one in _parameters(model) if one.requires_grad}
+    if gradients is not None and not isinstance(gradients, Mapping):
+        if len(gradients) != len(own):
+            expected = f"expected {len(own)}, one for each parameter that is trained"
+            raise ServiceError(f"gradients: {expected}, given {len(gradients)}.")
+        gradients = dict(zip(own, gradients, strict=True))
+    chosen = own if gradients is None else gradients
+    found = {name: _gradient(name, gradient) for name, gradient in chosen.items() if gradient is not None}
+    if not found:
+        raise ServiceError("no parameter has a gradient: call backward before.")
+    return found
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a module, of one in ``DataParallel``, or a compiled one, under the same names."""
+    from torch.nn import parallel  # noqa: PLC0415
+
+    while True:
+        if isinstance(model, (parallel.DataParallel, parallel.DistributedDataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):  # torch.compile has made it
+            model = model._orig_mod
+        else:
+            break
+    for name, one in model.named_parameters():
+        yield name.replace("_orig_mod.", ""), one  # a part of it may be compiled
+
+
+def _gradient(name: str, gradient: Any) -> Array | Rows:
+    """Return a gradient as an array; a sparse one as the rows that it has, each once."""
+    import torch  # noqa: PLC0415
+
+    if not isinstance(gradient, torch.Tensor) or gradient.layout == torch.strided:
+        return _array(name, gradient)
+    if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+        return _array(name, gradient.to_dense())
+    rows = gradient.coalesce()
+    return Rows(_array(name, rows.indices()[0]), _array(name, rows.values()))
+
+
+def _array(name: str, tensor: Any) -> Array:
+    import torch  # noqa: PLC0415
+
+    try:
+        own = torch.as_tensor(tensor).detach()
+        array: Array = (own.float() if own.dtype == torch.bfloat16 else own).numpy(force=True)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as float8, or a lazy module that has no shape yet
+        raise ServiceError(f"{show(name)}: cannot be sent: {one_line(str(error))}") from None
+    return array
