@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.processes import alive, environment, run_tfps, wait_gone
@@ -21,6 +21,7 @@ HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for the machine's 
 NOT_NICE = {"RAY_worker_niceness": "0"}  # by itself Ray lets all others on the machine go first
 _UP_SECS = 400.0
 _NO_STATISTICS = "--disable-usage-stats"
+_MEMORY = "--object-store-memory=100000000"
 
 
 class RayCluster:
@@ -40,11 +41,24 @@ class RayCluster:
         self.address = f"127.0.0.1:{self._dashboard}"
         self._directory = directory
 
+    @property
+    def driver_env(self) -> dict[str, str]:
+        """What a program needs that is a driver of the cluster."""
+        own = {"RAY_AUTH_MODE": "token", "RAY_ADDRESS": f"{HEAD}:{self._gcs}", "RAY_USAGE_STATS_ENABLED": "0"}
+        return {**self.env, **own, **NOT_NICE}
+
     def start(self) -> None:
         """Start both nodes, and wait until they are up."""
+        self._try_to(self._start_both)
+
+    def start_head(self) -> None:
+        """Start one node, without a dashboard."""
+        self._try_to(lambda: self._start_first("--include-dashboard=false", "--num-cpus=2"))
+
+    def _try_to(self, start: Callable[[], None]) -> None:
         for tries_left in (2, 1, 0):
             try:
-                self._start_both()
+                start()
                 return
             except AssertionError:  # on a busy machine a raylet misses the 30 s that Ray gives it
                 if not tries_left:
@@ -52,14 +66,15 @@ class RayCluster:
                 self.end()
 
     def _start_both(self) -> None:
-        head = ("--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}", f"--temp-dir={self._directory}")
-        memory = "--object-store-memory=100000000"
-        self._start(HEAD, "--head", f"--port={self._gcs}", *head, "--num-cpus=4", memory)
-        self._start(OTHER, f"--address={HEAD}:{self._gcs}", "--num-cpus=2", memory)
+        self._start_first("--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}", "--num-cpus=4")
+        self._start(OTHER, f"--address={HEAD}:{self._gcs}", "--num-cpus=2", _MEMORY)
         deadline = time.monotonic() + _UP_SECS
         while (up := self._alive()) < 2:
             assert time.monotonic() < deadline, f"{up} of 2 nodes are up"
             time.sleep(0.5)
+
+    def _start_first(self, *flags: str) -> None:
+        self._start(HEAD, "--head", f"--port={self._gcs}", f"--temp-dir={self._directory}", _MEMORY, *flags)
 
     def _start(self, ip: str, *flags: str) -> None:
         ended = subprocess.run(
@@ -154,11 +169,24 @@ def short_path() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    """Yield a running cluster; nothing of it is left in the end."""
+    """Yield a running cluster of two nodes; nothing of it is left in the end."""
+    with _running(RayCluster.start) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def ray_node() -> Iterator[RayCluster]:
+    """Yield a running cluster of one node for programs on this machine; nothing of it is left in the end."""
+    with _running(RayCluster.start_head) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _running(start: Callable[[RayCluster], None]) -> Iterator[RayCluster]:
     with short_path() as directory:
         cluster = RayCluster(directory)
         try:
-            cluster.start()
+            start(cluster)
             yield cluster
         finally:
             cluster.end()

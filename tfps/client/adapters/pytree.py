@@ -3,6 +3,7 @@
 Without JAX, the same for NumPy's arrays.
 """
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,13 +16,27 @@ from tfps.text import show
 
 
 def values(model: Any) -> Mapping[str, Array]:
-    """Return the arrays by their paths."""
+    """Return the arrays by their paths.
+
+    Raises:
+        ServiceError: If two arrays have the same path, or something is no array.
+    """
     found: dict[str, Array] = {}
     for name, leaf in _leaves(model, ""):
         if name in found:
             raise ServiceError(f"{show(name)} is the path of two arrays: rename one.")
-        found[name] = np.asarray(leaf)
+        found[name] = _array(name, leaf)
     return found
+
+
+def _array(name: str, leaf: Any) -> Array:
+    """Return a leaf as an array; objects of other classes are leaves, too, and are none."""
+    with contextlib.suppress(TypeError, ValueError):  # what JAX raises for keys of random numbers
+        array: Array = np.asarray(leaf)
+        if array.dtype.kind not in "OU":
+            return array
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    raise ServiceError(f"{show(name)}: {kind} is no array: a tree has dicts, lists and tuples of arrays.")
 
 
 def assign(model: Any, values: Mapping[str, Array]) -> Any:

@@ -44,6 +44,13 @@ def test_a_value_that_is_missing_is_named() -> None:
         pytree.assign({"scale": np.array(1.0)}, {})
 
 
+@pytest.mark.parametrize("leaf", [object(), "text", {1, 2}])
+def test_a_leaf_that_is_no_array_is_named(leaf: object) -> None:
+    """With its path and its class."""
+    with pytest.raises(ServiceError, match=f"a/0: builtins.{type(leaf).__name__} is no array: a tree has dicts"):
+        pytree.values({"a": [leaf]})
+
+
 def test_gradients_are_a_tree_of_the_same_form() -> None:
     """Given beside the model, or instead of it."""
     gradients = {"layers": [Layer(np.ones([2, 3]), np.ones(3)), (np.float32(1.0), None)], "scale": np.array(5.0)}
