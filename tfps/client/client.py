@@ -12,23 +12,25 @@ Example::
 """
 
 import os
-import ssl
 import threading
-import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from tfps.client.adapters import adapter_of
+from tfps.client.background import Background
 from tfps.client.connection import Connection, Identity
 from tfps.client.message import Array, TensorSpec
 from tfps.client.servers import DENSE, IDS, ROWS, Seen, Servers
 from tfps.cluster.addresses import parse_hosts
 from tfps.errors import ConfigError, ServiceError
 from tfps.text import show
+
+if TYPE_CHECKING:
+    import ssl
+    from concurrent.futures import Future
 
 HOSTS, TOKEN, WORKER = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER"
 
@@ -40,7 +42,7 @@ def connect(
     token: str | None = None,
     start_timeout_secs: float = 60.0,
     retry_secs: float = 60.0,
-    tls: ssl.SSLContext | None = None,
+    tls: "ssl.SSLContext | None" = None,
 ) -> "Client":
     """Connect to a service, and return the client.
 
@@ -91,7 +93,7 @@ def _identity(worker: int | None, token: str | None) -> Identity:
         raise ConfigError(f"{WORKER}={show(given)} is no index of a worker: give 0, 1, 2, ...")
     index = int(given) if worker is None else worker
     secret = os.environ.get(TOKEN, "") if token is None else token
-    return Identity(uuid.uuid4().hex, index, secret, __version__)
+    return Identity(os.urandom(16).hex(), index, secret, __version__)
 
 
 class Client:
@@ -103,7 +105,7 @@ class Client:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._order = ThreadPoolExecutor(1, thread_name_prefix="tfps-order")
+        self._order = Background(1, "tfps-order")
         self._pushing, self._pushes = threading.Lock(), 0
 
     def init(self, values: Mapping[str, Any]) -> None:

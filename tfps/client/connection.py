@@ -1,13 +1,12 @@
 """A client's connection to one server of a service: requests and answers, and a new connection where one is lost."""
 
 import contextlib
-import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
 from tfps.client.message import Array, Message
@@ -23,6 +22,9 @@ from tfps.errors import (
     TfpsError,
 )
 from tfps.timeouts import TCP_TIMEOUT_SECS
+
+if TYPE_CHECKING:
+    import ssl
 
 PROTOCOL, LEAVE = "1", "leave"
 ERRORS: Mapping[str, type[TfpsError]] = {
@@ -73,7 +75,7 @@ class Connection:
         identity: Identity,
         start_timeout_secs: float,
         retry_secs: float,
-        tls: ssl.SSLContext | None = None,
+        tls: "ssl.SSLContext | None" = None,
     ) -> None:
         self.address, self._identity, self._tls = address, identity, tls
         self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
@@ -137,7 +139,7 @@ class Connection:
                 limit = self._retry_secs if was_known else self._start_timeout_secs
                 if time.monotonic() - began + pause > limit:
                     raise self._lost(error, limit, was_known) from None
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  so that many clients do not come together
+            time.sleep(_shortened(pause))
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     def _lost(self, error: OSError, secs: float, was_known: bool) -> Exception:
@@ -184,6 +186,13 @@ class Connection:
         if self._socket:
             self._socket.close()
         self._socket = None
+
+
+def _shortened(pause: float) -> float:
+    """Return a pause of a random length, up to a half shorter, so that many clients do not come together."""
+    import random  # noqa: PLC0415  slow to import, and seldom needed
+
+    return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 def prepare(connection: socket.socket) -> None:
