@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import ssl
     from concurrent.futures import Future
 
-HOSTS, TOKEN, WORKER = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER"
+HOSTS, TOKEN, WORKER, TLS_CA = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER", "TFPS_TLS_CA"
 
 
 def connect(
@@ -54,15 +54,16 @@ def connect(
         token: The secret of the service; by default, that in ``TFPS_TOKEN``, or none.
         start_timeout_secs: How long to wait for servers that are not there yet.
         retry_secs: How long to try to reach a server again that is lost.
-        tls: How to encrypt; by default not at all.
+        tls: How to encrypt, and whose certificates to accept; by default, those of the file in ``TFPS_TLS_CA``, or
+            without TLS if it is not set.
 
     Raises:
-        ConfigError: If no address is given, or one is wrong.
+        ConfigError: If no address is given, or one is wrong, or the file in ``TFPS_TLS_CA`` is.
         ClusterFormError: If a server does not answer in time.
-        ServiceError: If a server refuses this client.
+        ServiceError: If a server refuses this client, or its certificate is not accepted.
     """
     identity = _identity(worker, token)
-    addresses = _addresses(ps_hosts)
+    addresses, tls = _addresses(ps_hosts), tls or _tls()
     connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
     servers = Servers(connections, retry_secs)
     try:
@@ -83,6 +84,14 @@ def _addresses(ps_hosts: str | None) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return addresses
+
+
+def _tls() -> "ssl.SSLContext | None":
+    if not (ca := os.environ.get(TLS_CA)):
+        return None
+    from tfps.client.tls import client_context  # noqa: PLC0415  slow to import, and only some need it
+
+    return client_context(TLS_CA, ca)
 
 
 def _identity(worker: int | None, token: str | None) -> Identity:

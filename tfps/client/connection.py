@@ -116,7 +116,7 @@ class Connection:
         self._is_closed, connection = True, self._socket
         if connection:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS changes what another thread reads
 
     def close(self) -> None:
         """Close the connection, and say that nothing more comes: no other worker has to wait for this one."""
@@ -163,17 +163,17 @@ class Connection:
             OSError: If that fails.
             ServiceError: If the server refuses this client, or is that of another run.
         """
-        raw = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
+        raw = made = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
         try:
             prepare(raw)
-            made = self._tls.wrap_socket(raw, server_hostname=split(self.address)[0]) if self._tls else raw
+            made = self._secured(raw)
             own = self._identity
             said = {"client": own.client, "worker": str(own.worker), "token": own.token, "release": own.release}
             messages.send(made, Message({"method": "hello", "protocol": PROTOCOL, **said}))
             server = _checked(_received(made)).metadata
             made.settimeout(None)
         except BaseException:
-            raw.close()
+            made.close()
             raise
         before, run = self.server.get("run", ""), server["run"]
         if before and run and before != run and own.checks_run:
@@ -181,6 +181,14 @@ class Connection:
             raise ServiceError(f"{self.address}: the service was started again, as another run: connect again.")
         self._socket, self.server = made, {**server, "run": run or before}
         return made
+
+    def _secured(self, raw: socket.socket) -> socket.socket:
+        """Return a new connection, encrypted if that is wanted."""
+        if self._tls is None:
+            return raw
+        from tfps.client import tls  # noqa: PLC0415  slow to import, and only some need it
+
+        return tls.encrypted(raw, self._tls, self.address)
 
     def _drop(self) -> None:
         if self._socket:
