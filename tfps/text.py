@@ -1,6 +1,5 @@
 """Words for people: counts, ordinals, durations, times, quoted values, one-line errors. Does not import TensorFlow."""
 
-import difflib
 import math
 import re
 import time
@@ -112,6 +111,8 @@ def did_you_mean(value: str, known: Iterable[str], prefix: str = "") -> str:
 
     Of several, the nearest is one with the same letters, if there is one: two letters change places easily.
     """
+    import difflib  # noqa: PLC0415  which a client needs for an error only
+
     names, given = list(known), value.lower()[:80]
     needed, advice = _INSTEAD.get(given, ("", ""))
     if needed in names:

@@ -100,6 +100,7 @@ def found_from_anywhere(options: OptionsT) -> OptionsT:
     """
     paths = {name: getattr(options, name, None) for name in ("model_dir", "checkpoint_path", "export_dir")}
     if isinstance(options, JobConfig):
+        paths |= {name: getattr(options, name) for name in ("tls_cert", "tls_key", "tls_ca")}
         paths["data_dir"] = options.data_dir if os.path.exists(options.data_dir) else None
         paths["model"] = options.model if is_path(options.model) and Path(options.model).is_file() else None
     changes: dict[str, Any] = {name: absolute(path) for name, path in paths.items() if path}

@@ -35,6 +35,7 @@ def _launch(argv: Sequence[str]) -> int:
     problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     serving.check_flags(job, problems)
+    serving.check_files(job, problems)
     job = registry.sized(job)
     job = job.replace(num_ps=1 if job.num_ps is None else job.num_ps, num_workers=job.num_workers or 2)
     if job.serve:

@@ -41,6 +41,7 @@ def _run(argv: Sequence[str]) -> int:
     problems = ProblemCollector(COMMAND.name)
     job = problems.read(COMMAND.flags, argv).config
     serving.check_flags(job, problems)
+    serving.check_files(job, problems)
     check_ports(job, problems)
     num_workers = None if job.serve else job.num_workers
     num_ps = dataclasses.replace(registry.num_ps_of(job), has_workers=not job.serve)

@@ -10,8 +10,9 @@ _FLAGS = (
     *("optimizer", "learning_rate", "max_steps", "steps_to_validate", "save_checkpoint_secs", "force", "model_dir"),
     *("mode", "issync", "backup_workers", "aggregate", "staleness", "start_timeout_secs", "serve"),
     *("worker_timeout_secs", "max_restarts", "num_ps", "num_workers", "ps_hosts", "job_name", "task_index"),
-    "port_base",
+    *("port_base", "tls_cert", "tls_key", "tls_ca"),
 )
+_TLS = "tls_cert", "tls_key", "tls_ca"
 NAME = "service"
 """What stands in the place of a model's name."""
 
@@ -23,7 +24,11 @@ def check_flags(job: JobConfig, problems: ProblemCollector) -> None:
             problems.add(
                 f"--worker_timeout_secs={job.worker_timeout_secs:g} is for --serve: add it, or leave this out."
             )
+        for name in _TLS:
+            if given := getattr(job, name):
+                problems.add(f"--{name}={show(given)} is for --serve: add it, or leave this out.")
         return
+    _check_tls(job, problems)
     for name, option in OPTIONS.items():
         value = getattr(job, name)
         if name not in _FLAGS and value not in (option.default, NAME):
@@ -42,3 +47,22 @@ def check_flags(job: JobConfig, problems: ProblemCollector) -> None:
         problems.add("--num_ps=0 is not for --serve: give 1 or more.")
     for problem in problems.of(registry.problems_of, job, job.num_workers or 2) or ():
         problems.add(problem)
+
+
+def _check_tls(job: JobConfig, problems: ProblemCollector) -> None:
+    """Check that a certificate and a key are given together."""
+    if bool(job.tls_cert) != bool(job.tls_key):
+        given, missing = ("tls_cert", "tls_key") if job.tls_cert else ("tls_key", "tls_cert")
+        problems.add(f"--{given}={show(getattr(job, given))} needs --{missing}: give both.")
+    elif job.tls_ca and not job.tls_cert:
+        problems.add(f"--tls_ca={show(job.tls_ca)} needs --tls_cert and --tls_key: give all three.")
+
+
+def check_files(job: JobConfig, problems: ProblemCollector) -> None:
+    """Check the files of TLS, on the machine where the servers run."""
+    if not (job.serve and job.tls_cert and job.tls_key):
+        return
+    from tfps.client import tls  # noqa: PLC0415  slow to import, and only some need it
+
+    problems.of(tls.server_context, job.tls_cert, job.tls_key)
+    problems.of(tls.client_context, "--tls_ca", job.tls_ca or "")

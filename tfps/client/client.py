@@ -12,17 +12,15 @@ Example::
 """
 
 import os
-import ssl
 import threading
-import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from tfps.client.adapters import adapter_of
+from tfps.client.background import Background
 from tfps.client.connection import Connection, Identity
 from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
@@ -31,7 +29,11 @@ from tfps.cluster.addresses import parse_hosts
 from tfps.errors import ConfigError, ServiceError
 from tfps.text import show
 
-HOSTS, TOKEN, WORKER = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER"
+if TYPE_CHECKING:
+    import ssl
+    from concurrent.futures import Future
+
+HOSTS, TOKEN, WORKER, TLS_CA = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER", "TFPS_TLS_CA"
 
 
 def connect(
@@ -41,7 +43,7 @@ def connect(
     token: str | None = None,
     start_timeout_secs: float = 60.0,
     retry_secs: float = 60.0,
-    tls: ssl.SSLContext | None = None,
+    tls: "ssl.SSLContext | None" = None,
 ) -> "Client":
     """Connect to a service, and return the client.
 
@@ -53,15 +55,16 @@ def connect(
         token: The secret of the service; by default, that in ``TFPS_TOKEN``, or none.
         start_timeout_secs: How long to wait for servers that are not there yet.
         retry_secs: How long to try to reach a server again that is lost.
-        tls: How to encrypt; by default not at all.
+        tls: How to encrypt, and whose certificates to accept; by default, those of the file in ``TFPS_TLS_CA``, or
+            without TLS if it is not set.
 
     Raises:
-        ConfigError: If no address is given, or one is wrong.
+        ConfigError: If no address is given, or one is wrong, or the file in ``TFPS_TLS_CA`` is.
         ClusterFormError: If a server does not answer in time.
-        ServiceError: If a server refuses this client.
+        ServiceError: If a server refuses this client, or its certificate is not accepted.
     """
     identity = _identity(worker, token)
-    addresses = _addresses(ps_hosts)
+    addresses, tls = _addresses(ps_hosts), tls or _tls()
     connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
     servers = Servers(connections, retry_secs)
     try:
@@ -84,6 +87,14 @@ def _addresses(ps_hosts: str | None) -> list[str]:
     return addresses
 
 
+def _tls() -> "ssl.SSLContext | None":
+    if not (ca := os.environ.get(TLS_CA)):
+        return None
+    from tfps.client.tls import client_context  # noqa: PLC0415  slow to import, and only some need it
+
+    return client_context(TLS_CA, ca)
+
+
 def _identity(worker: int | None, token: str | None) -> Identity:
     from tfps import __version__  # noqa: PLC0415  tfps imports this module
 
@@ -92,7 +103,7 @@ def _identity(worker: int | None, token: str | None) -> Identity:
         raise ConfigError(f"{WORKER}={show(given)} is no index of a worker: give 0, 1, 2, ...")
     index = int(given) if worker is None else worker
     secret = os.environ.get(TOKEN, "") if token is None else token
-    return Identity(uuid.uuid4().hex, index, secret, __version__)
+    return Identity(os.urandom(16).hex(), index, secret, __version__)
 
 
 class Client:
@@ -104,7 +115,7 @@ class Client:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._order = ThreadPoolExecutor(1, thread_name_prefix="tfps-order")
+        self._order = Background(1, "tfps-order")
         self._pushing, self._pushes = threading.Lock(), 0
 
     def init(self, values: Mapping[str, Any]) -> None:

@@ -1,13 +1,12 @@
 """A client's connection to one server of a service: requests and answers, and a new connection where one is lost."""
 
 import contextlib
-import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
 from tfps.client.message import Array, Message
@@ -23,6 +22,9 @@ from tfps.errors import (
     TfpsError,
 )
 from tfps.timeouts import TCP_TIMEOUT_SECS
+
+if TYPE_CHECKING:
+    import ssl
 
 PROTOCOL, LEAVE = "1", "leave"
 ERRORS: Mapping[str, type[TfpsError]] = {
@@ -73,7 +75,7 @@ class Connection:
         identity: Identity,
         start_timeout_secs: float,
         retry_secs: float,
-        tls: ssl.SSLContext | None = None,
+        tls: "ssl.SSLContext | None" = None,
     ) -> None:
         self.address, self._identity, self._tls = address, identity, tls
         self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
@@ -114,7 +116,7 @@ class Connection:
         self._is_closed, connection = True, self._socket
         if connection:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS changes what another thread reads
 
     def close(self) -> None:
         """Close the connection, and say that nothing more comes: no other worker has to wait for this one."""
@@ -137,7 +139,7 @@ class Connection:
                 limit = self._retry_secs if was_known else self._start_timeout_secs
                 if time.monotonic() - began + pause > limit:
                     raise self._lost(error, limit, was_known) from None
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  so that many clients do not come together
+            time.sleep(_shortened(pause))
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
     def _lost(self, error: OSError, secs: float, was_known: bool) -> Exception:
@@ -161,17 +163,17 @@ class Connection:
             OSError: If that fails.
             ServiceError: If the server refuses this client, or is that of another run.
         """
-        raw = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
+        raw = made = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
         try:
             prepare(raw)
-            made = self._tls.wrap_socket(raw, server_hostname=split(self.address)[0]) if self._tls else raw
+            made = self._secured(raw)
             own = self._identity
             said = {"client": own.client, "worker": str(own.worker), "token": own.token, "release": own.release}
             messages.send(made, Message({"method": "hello", "protocol": PROTOCOL, **said}))
             server = _checked(_received(made)).metadata
             made.settimeout(None)
         except BaseException:
-            raw.close()
+            made.close()
             raise
         before, run = self.server.get("run", ""), server["run"]
         if before and run and before != run and own.checks_run:
@@ -180,10 +182,25 @@ class Connection:
         self._socket, self.server = made, {**server, "run": run or before}
         return made
 
+    def _secured(self, raw: socket.socket) -> socket.socket:
+        """Return a new connection, encrypted if that is wanted."""
+        if self._tls is None:
+            return raw
+        from tfps.client import tls  # noqa: PLC0415  slow to import, and only some need it
+
+        return tls.encrypted(raw, self._tls, self.address)
+
     def _drop(self) -> None:
         if self._socket:
             self._socket.close()
         self._socket = None
+
+
+def _shortened(pause: float) -> float:
+    """Return a pause of a random length, up to a half shorter, so that many clients do not come together."""
+    import random  # noqa: PLC0415  slow to import, and seldom needed
+
+    return pause * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 def prepare(connection: socket.socket) -> None:

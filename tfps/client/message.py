@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tfps.errors import ProtocolError
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]  # as in numpy.typing, which is slow to import
 DTYPES: Mapping[str, str] = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
@@ -122,7 +121,8 @@ def _little(name: str, array: Array) -> Array:
     except KeyError:
         known = ", ".join(np.dtype(kind).name for kind in DTYPES.values())
         raise ProtocolError(f"{name}: dtype {array.dtype} cannot be sent; known are {known}.") from None
-    return np.ascontiguousarray(array, np.dtype(kind)).reshape(array.shape)
+    little: Array = np.ascontiguousarray(array, np.dtype(kind)).reshape(array.shape)
+    return little
 
 
 def send(to: socket.socket, message: Message) -> None:

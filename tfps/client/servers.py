@@ -4,11 +4,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 
+from tfps.client.background import Background
 from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
 from tfps.errors import NotReadyError, PeerLostError, ServiceError
@@ -39,7 +39,7 @@ class Servers:
 
     def __init__(self, connections: Sequence[Connection], retry_secs: float) -> None:
         self._connections, self.first, self._retry_secs = connections, connections[0], retry_secs
-        self._pool = ThreadPoolExecutor(len(connections), thread_name_prefix="tfps")
+        self._pool = Background(len(connections), "tfps")
         self._specs: dict[str, TensorSpec] = {}
         self._places: dict[str, int] = {}
         self._process = os.getpid()
@@ -139,8 +139,7 @@ class Servers:
             NotReadyError: If they are of different generations: some have begun again.
         """
         ask = self._connections
-        found = self._pool.map(lambda index: ask[index].request("pull", names=texts[index]), texts)
-        answers = dict(zip(texts, found, strict=True))
+        answers = self._asked("pull", {index: ({}, {"names": text}) for index, text in texts.items()})
         newest = max((answer.metadata for answer in answers.values()), key=lambda said: int(said["step"]))
         if any(answer.metadata["generation"] != newest["generation"] for answer in answers.values()):
             raise NotReadyError("some servers begin again from their last checkpoint.")
@@ -203,11 +202,20 @@ class Servers:
 
     def _all(self, method: str, parts: Sequence[Mapping[str, Array]], **metadata: str) -> Sequence[Message]:
         """Send a request to each server, at the same time; return the answers."""
-        sent = [
-            self._pool.submit(connection.request, method, part, **metadata)
-            for connection, part in zip(self._connections, parts, strict=True)
-        ]
-        return [future.result() for future in sent]
+        return list(self._asked(method, {index: (part, metadata) for index, part in enumerate(parts)}).values())
+
+    def _asked(
+        self, method: str, requests: Mapping[int, tuple[Mapping[str, Array], Mapping[str, str]]]
+    ) -> dict[int, Message]:
+        """Send requests to some servers, by index, at the same time; return the answers."""
+        ask = self._connections
+        if len(requests) == 1:
+            return {index: ask[index].request(method, part, **said) for index, (part, said) in requests.items()}
+        sent = {
+            index: self._pool.submit(ask[index].request, method, part, **said)
+            for index, (part, said) in requests.items()
+        }
+        return {index: future.result() for index, future in sent.items()}
 
     @property
     def is_own(self) -> bool:

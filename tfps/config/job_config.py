@@ -199,6 +199,21 @@ class JobConfig:
         number(0),
         "with --serve: seconds without a connection after which a client loses its place in an update",
     )
+    tls_cert: str | None = option(
+        None,
+        "service",
+        text,
+        "with --serve: file of the servers' TLS certificate, PEM; without it, nothing is encrypted",
+    )
+    tls_key: str | None = option(
+        None, "service", text, "with --serve: file of the private key of --tls_cert, PEM without a password"
+    )
+    tls_ca: str | None = option(
+        None,
+        "service",
+        text,
+        "with --tls_cert: file of the certificates, PEM, by which the servers check each other (default: the system's)",
+    )
     ps_strategy: str = option(
         "greedy",
         "placement",

@@ -27,6 +27,8 @@ def problems(**flags: object) -> str:
         {"mode": "sync", "num_workers": 25, "aggregate": "sum", "backup_workers": 2},
         {"mode": "ssp", "staleness": 0},
         {"optimizer": "adam", "learning_rate": 0.1, "num_ps": 3, "max_steps": 5, "worker_timeout_secs": 1.0},
+        {"tls_cert": "c", "tls_key": "k"},
+        {"tls_cert": "c", "tls_key": "k", "tls_ca": "a"},
         {"serve": False},
     ],
 )
@@ -49,6 +51,10 @@ def test_what_a_service_takes(flags: dict[str, object]) -> None:
         ({"job_name": "worker"}, "--job_name=worker is not for --serve, whose tasks are all PS: give ps."),
         ({"num_ps": 0}, "--num_ps=0 is not for --serve: give 1 or more."),
         ({"serve": False, "worker_timeout_secs": 5.0}, "--worker_timeout_secs=5 is for --serve: add it"),
+        ({"serve": False, "tls_cert": "c"}, "--tls_cert=c is for --serve: add it"),
+        ({"tls_cert": "c"}, "--tls_cert=c needs --tls_key: give both."),
+        ({"tls_key": "k"}, "--tls_key=k needs --tls_cert: give both."),
+        ({"tls_ca": "a"}, "--tls_ca=a needs --tls_cert and --tls_key: give all three."),
     ],
 )
 def test_what_a_service_does_not_take(flags: dict[str, object], problem: str) -> None:
@@ -69,3 +75,12 @@ def test_launch_and_run_check_the_flags() -> None:
     ports = run_tfps("launch", "--port_base=2222")
     assert ports.returncode == 2
     assert "--port_base is for --serve" in ports.stderr
+
+
+@pytest.mark.parametrize("command", [["launch"], ["run", "--ps_hosts=127.0.0.1:1", "--task_index=0"]])
+def test_the_files_of_tls_are_checked_first(command: list[str]) -> None:
+    """With exit code 2, and nothing started."""
+    done = run_tfps(*command, "--serve", "--tls_cert=/no/cert", "--tls_key=/no/key", "--tls_ca=/no/ca")
+    assert done.returncode == 2
+    assert "--tls_cert=/no/cert cannot be read: No such file or directory." in done.stderr
+    assert "--tls_ca=/no/ca cannot be read" in done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.certificates import Authority
 from support.processes import PATIENCE, environment, load_variable, run_tfps, wait_gone
 
 import tfps
@@ -25,6 +26,21 @@ def test_a_service_in_a_block(tmp_path: Path) -> None:
             ps.pull()
             assert ps.push({"w": np.ones(2, np.float32)}) == step + 1
     np.testing.assert_array_equal(load_variable(tmp_path / "job", "w"), [-3, -3])
+
+
+def test_a_service_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two servers, with relative paths; a program without code for it needs one variable, and is refused without."""
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    monkeypatch.chdir(tmp_path)
+    flags = {"num_ps": 2, "model_dir": "job", "tls_cert": cert.name, "tls_key": key.name, "tls_ca": authority.cert.name}
+    program = "import numpy, tfps; ps = tfps.connect(); ps.init(dict(v=numpy.ones(2), w=numpy.ones(3)))"
+    program += "; print(ps.push(dict(v=numpy.ones(2), w=numpy.ones(3))), *ps.pull()['v'])"
+    with tfps.serve(**flags, learning_rate=0.5) as address:  # type: ignore[arg-type]
+        known = environment(TFPS_PS_HOSTS=address, TFPS_TLS_CA=str(authority.cert))
+        assert subprocess.check_output([sys.executable, "-c", program], env=known, text=True) == "1 0.5 0.5\n"
+        with pytest.raises(ServiceError, match="this service has TLS"):
+            tfps.connect(address, start_timeout_secs=60)
 
 
 def test_flags_that_are_wrong_are_an_error_of_the_caller() -> None:

@@ -25,7 +25,7 @@ from tfps.runtime.service.checkpoints import ServiceSaver
 from tfps.runtime.service.first_server import FirstServer
 from tfps.runtime.service.listener import Listener
 from tfps.runtime.service.pushes import Rules
-from tfps.runtime.service.service_task import store_of, terms_of, token
+from tfps.runtime.service.service_task import Encryption, store_of, terms_of, token
 from tfps.runtime.service.session import FIRST_SERVER
 from tfps.storage import JobDirectory, remove
 from tfps.summary import DONE, FAILED, STOPPED, JobSummary
@@ -47,14 +47,18 @@ class LeadingTask:
         cluster: Its servers.
         stop: The request to end early.
         bound: The socket, which listens.
+        encryption: How to encrypt.
     """
 
-    def __init__(self, config: JobConfig, cluster: Cluster, stop: StopRequest, bound: socket.socket) -> None:
+    def __init__(
+        self, config: JobConfig, cluster: Cluster, stop: StopRequest, bound: socket.socket, encryption: Encryption
+    ) -> None:
         self._config, self._cluster, self._stop = config, cluster, stop
+        self._encryption = encryption
         others = [cluster.address(Task("ps", index)) for index in range(1, cluster.num_ps)]
         self._others, self._watches = ([self._connection(address) for address in others] for _ in range(2))
         self._server = FirstServer(store_of(config), rules_of(config), self._others, terms_of(config))
-        self._listener = Listener(self._server, bound, token())
+        self._listener = Listener(self._server, bound, token(), encryption.own)
         self._saver, self._background = ServiceSaver(self._server), BackgroundThread()
         self._owner = Ownership(config.model_dir, cluster, config.force, self._save_anew, lambda: self._saves.others)
         secs, fix = config.save_checkpoint_secs, "try a smaller learning rate"
@@ -67,7 +71,7 @@ class LeadingTask:
     def _connection(self, address: str) -> Connection:
         own = Identity(FIRST_SERVER, 0, token(), tfps.__version__, checks_run=False)
         patience = self._config.patience_secs
-        return Connection(address, own, patience, patience)
+        return Connection(address, own, patience, patience, self._encryption.to_others)
 
     def run(self) -> None:
         """Serve until the last step.

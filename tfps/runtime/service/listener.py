@@ -22,6 +22,10 @@ _HELLO_SECS = 10.0
 _BACKLOG = 1024
 _STACK_BYTES = 512 << 10
 _PAUSE_SECS = 0.2
+_TLS = b"\x16\x03\x01", b"\x16\x03\x02", b"\x16\x03\x03"  # handshakes; no header of a hello has such a size
+_MOST_FIRST_BYTES = 64 << 10
+_HAS_NO_TLS = "this service has no TLS: connect without it, or give the servers --tls_cert and --tls_key."
+_NEEDS_TLS = "this service has TLS: set TFPS_TLS_CA to the authority's certificate, or give tls=."
 _CLOSED = (errno.EBADF, errno.EINVAL)
 
 log = logging.getLogger(__name__)
@@ -64,7 +68,7 @@ class Listener:
         with self._lock:
             for connection in self._open:
                 with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS would change what a thread reads
 
     def _accept(self) -> None:
         while not self._is_over:
@@ -87,7 +91,7 @@ class Listener:
         try:
             prepare(raw)
             raw.settimeout(_HELLO_SECS)
-            connection = self._tls.wrap_socket(raw, server_side=True) if self._tls else raw
+            connection = self._secured(raw)
             with self._lock:
                 self._open.add(connection)
             session = self._greet(connection)
@@ -102,6 +106,19 @@ class Listener:
             with self._lock:
                 self._open.discard(connection)
             connection.close()
+
+    def _secured(self, raw: socket.socket) -> socket.socket:
+        """Return a new connection, encrypted if the service is.
+
+        Raises:
+            ProtocolError: If the client has TLS and the service has not, or the other way round; it is told.
+            OSError: If the connection fails, or the client does not accept the certificate.
+        """
+        first = _first_bytes(raw)
+        if first and first.startswith(_TLS) != (self._tls is not None):
+            _refuse(raw, _NEEDS_TLS if self._tls else _HAS_NO_TLS)
+            raise ProtocolError("the client speaks no TLS" if self._tls else "the client speaks TLS")
+        return self._tls.wrap_socket(raw, server_side=True) if self._tls else raw
 
     def _greet(self, connection: socket.socket) -> Session | None:
         """Exchange what both say of themselves; return ``None`` if the client is refused."""
@@ -161,6 +178,23 @@ class Listener:
 
 
 _SKIPPED_BYTES = 256 << 20  # more is not read to its end when it is refused: the connection ends instead
+
+
+def _first_bytes(raw: socket.socket) -> bytes:
+    """Return the first bytes of a connection, which stay to be read; fewer if it ends, or they come too slowly."""
+    deadline = time.monotonic() + _HELLO_SECS
+    while 0 < len(first := raw.recv(3, socket.MSG_PEEK)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return first
+
+
+def _refuse(raw: socket.socket, why: str) -> None:
+    """Say why a client is refused that speaks something else, in this service's own format, and without TLS."""
+    raw.recv(_MOST_FIRST_BYTES)
+    messages.send(raw, _refusal(ServiceError(why)))
+    raw.shutdown(socket.SHUT_WR)
+    raw.settimeout(1.0)
+    raw.recv(_MOST_FIRST_BYTES)  # to close a connection with bytes to read would take back what was sent
 
 
 def _check_hello(header: messages.Header) -> None:

@@ -4,11 +4,14 @@ import json
 import logging
 import os
 import socket
+import ssl
 import time
+from dataclasses import dataclass
 
 import tensorflow.compat.v1 as tf
 
 import tfps
+from tfps.client import tls
 from tfps.client.client import TOKEN
 from tfps.cluster.addresses import split
 from tfps.cluster.spec import Cluster, Task
@@ -41,11 +44,12 @@ def serve(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest) ->
 
     tf.enable_eager_execution()
     warn_of_open_port(cluster.address(task))
+    encryption = tls_of(config)
     with listening(cluster.address(task)) as bound:
         if task.index == 0:
-            LeadingTask(config, cluster, stop, bound).run()
+            LeadingTask(config, cluster, stop, bound, encryption).run()
         else:
-            _follow(config, cluster, task, stop, bound)
+            _follow(config, cluster, task, stop, bound, encryption.own)
     log.info("done")
 
 
@@ -59,6 +63,31 @@ def terms_of(config: JobConfig) -> str:
     """Return what all servers have to agree on, as JSON."""
     flags = {f"--{name}": getattr(config, name) for name, option in OPTIONS.items() if option.must_agree}
     return json.dumps({**flags, "the release of tfps": tfps.__version__, "TensorFlow": tf.__version__}, default=str)
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """How a server encrypts; ``None`` for not at all.
+
+    Attributes:
+        own: As a server.
+        to_others: As a client of other servers.
+    """
+
+    own: ssl.SSLContext | None = None
+    to_others: ssl.SSLContext | None = None
+
+
+def tls_of(config: JobConfig) -> Encryption:
+    """Return how the flags ask to encrypt.
+
+    Raises:
+        ConfigError: If a file is missing or wrong.
+    """
+    if not (config.tls_cert and config.tls_key):
+        return Encryption()
+    own = tls.server_context(config.tls_cert, config.tls_key)
+    return Encryption(own, tls.client_context("--tls_ca", config.tls_ca or ""))
 
 
 def token() -> str:
@@ -99,10 +128,17 @@ def _is_loopback(host: str) -> bool:
     return host.lower() == "localhost" or host.startswith("127.")
 
 
-def _follow(config: JobConfig, cluster: Cluster, task: Task, stop: StopRequest, bound: socket.socket) -> None:
+def _follow(
+    config: JobConfig,
+    cluster: Cluster,
+    task: Task,
+    stop: StopRequest,
+    bound: socket.socket,
+    encryption: ssl.SSLContext | None,
+) -> None:
     """Serve as another server than the first."""
     server = Server(task.index, store_of(config), cluster.num_ps, terms_of(config))
-    listener = Listener(server, bound, token())
+    listener = Listener(server, bound, token(), encryption)
     listener.start()
     log.info("waiting: for ps/0")
     try:
