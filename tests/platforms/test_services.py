@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from support import docker_engine
 from support.docker_engine import docker
+from support.fake_kubernetes import Cluster, serve
+from support.kubernetes_jobs import PLATFORMS
 from support.processes import Process, load_variable, processes, run_tfps, summary
 from support.ray_engine import RayCluster, ray_cluster
 from support.slurm_engine import Slurm, slurm
@@ -185,6 +187,41 @@ def test_on_ray(ray: RayCluster, tmp_path: Path) -> None:
     cancelled = ray.tfps("cancel", handle, **env)
     assert (cancelled.returncode, cancelled.stdout) == (0, f"{handle} is cancelled\n"), cancelled.stderr
     check_saved(tmp_path / "c", 2)
+
+
+@pytest.fixture
+def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Yield a cluster whose pods are processes and which has a Secret, and make it kubectl's."""
+    (tmp_path / "out").mkdir()
+    with serve(tmp_path, runs=True) as (found, config):
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        found.secrets["ours", "token"] = TOKEN
+        yield found
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_on_kubernetes(pods: Cluster, tmp_path: Path, platform: str) -> None:
+    """Through the real kubectl: the printed names are the pods', the Secret is theirs; the last step, and cancel."""
+    out = tmp_path / "out"
+    flags = ("submit", f"--to={platform}", *SERVE, "--token_secret=ours", f"--volumes={out}:{out}")
+    ended = run_tfps(*flags, "--name=one", f"--max_steps={LAST}", f"--model_dir={out / 'm'}")
+    assert ended.returncode == 0, ended.stderr
+    handle = ended.stdout.splitlines()[0]
+    hosts = ",".join(map(pods.address_of, address_in(ended.stdout).split(",")))
+    check_refused(hosts)
+    push(hosts, LAST)
+    shown = wait_for_end(handle, "SUCCEEDED")
+    assert [line.split()[:3] for line in shown.splitlines()[2:]] == [[f"ps/{n}", "SUCCEEDED", "0"] for n in (0, 1)]
+    check_saved(out / "m", LAST)
+    assert run_tfps("cancel", handle).returncode == 0
+
+    ended = run_tfps(*flags, "--name=two", f"--model_dir={out / 'c'}")
+    assert ended.returncode == 0, ended.stderr
+    push(",".join(map(pods.address_of, address_in(ended.stdout).split(","))), 2)
+    cancelled = run_tfps("cancel", ended.stdout.split()[0])
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert not pods.pods
+    check_saved(out / "c", 2)
 
 
 @pytest.fixture(scope="module")
