@@ -31,6 +31,7 @@ CODE = {"sh", "python", "text"}
 PREFIX = ("tfps", "python -m tfps", "srun -n4 tfps")  # how a command of ours begins
 # Flags of other programs that the pages name.
 FOREIGN = {"flag", "help", "mem", "repeat", "at_once", "program", "seed", "add", "soak", "minutes", "parsable"}
+FOREIGN |= {"network"}
 PLACEHOLDERS = {"--max_restarts=N"}
 
 

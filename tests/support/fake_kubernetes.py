@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +37,7 @@ SERVED: Mapping[str, Mapping[str, str]] = {
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
     "jobset.x-k8s.io/v1alpha2": {"jobsets": "JobSet"},
 }
+_COMPONENT = "app.kubernetes.io/component"
 _PATH = re.compile(
     r"/(?:api|apis)/(?P<api>v1|[^/]+/v\w+)/namespaces/(?P<namespace>[^/]+)/(?P<resource>[^/]+)"
     r"(?:/(?P<name>[^/]+))?(?P<log>/log)?"
@@ -119,6 +120,7 @@ class Cluster:
         stuck: Kinds and names of objects that a finalizer, or a pod on a lost node, keeps from going.
         backoff_secs: The first and the longest pause before a Job makes a pod anew; Kubernetes' own are 10 and 600 s.
         missing: API groups that are not installed.
+        secrets: The values of Secrets, by name and key.
         received: Every object as it was sent.
         requests: Each request's method and path.
     """
@@ -132,6 +134,7 @@ class Cluster:
         self.backoff_secs = (0.0, 0.0)
         self._failures: dict[tuple[str, str, int], int] = {}  # by namespace and name of a Job, and its index
         self.missing: set[str] = set()
+        self.secrets: dict[tuple[str, str], str] = {}
         self.received: list[Object] = []
         self.requests: list[tuple[str, str]] = []
         self.objects: dict[tuple[str, str, str, str], Object] = {}  # by group and version, resource, namespace, name
@@ -187,6 +190,7 @@ class Cluster:
             return
         template = json.loads(json.dumps(made["template"]))
         metadata = {**template["metadata"], "name": made["name"].replace("?", f"{self._count:05d}")}
+        metadata["labels"] = {**metadata["labels"], **made.get("labels", {})}
         metadata |= {"namespace": namespace, "uid": f"uid-{self._count}", "creationTimestamp": _stamp()}
         metadata["annotations"] = {**metadata.get("annotations", {}), **made["annotations"]}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -214,11 +218,26 @@ class Cluster:
         """Return a container's environment, as the kubelet makes it; addresses are those of this machine."""
         namespace, found = pod.manifest["metadata"]["namespace"], dict(pod.made["env"])
         for one in pod.manifest["spec"]["containers"][0]["env"]:
-            wanted = one.get("valueFrom", {}).get("configMapKeyRef")
-            found[one["name"]] = self.file(namespace, wanted) if wanted else one["value"]
+            found[one["name"]] = self._value(pod, namespace, one)
         if not self.runs:
             return found
         return {name: re.sub(r"[a-z0-9.-]+:2222", lambda m: self._address(m[0]), text) for name, text in found.items()}
+
+    def _value(self, pod: Pod, namespace: str, variable: Object) -> str:
+        """Return the value of a container's variable."""
+        source = variable.get("valueFrom", {"value": variable.get("value")})
+        [(kind, wanted)] = source.items()
+        if kind == "configMapKeyRef":
+            return self.file(namespace, wanted)
+        if kind == "secretKeyRef":
+            return self.secrets[wanted["name"], wanted["key"]]
+        if kind == "fieldRef":
+            return str(pod.manifest["metadata"]["labels"][wanted["fieldPath"].split("'")[1]])
+        return str(wanted)
+
+    def address_of(self, host: str) -> str:
+        """Return where a host and port of the cluster are on this machine."""
+        return self._address(host)
 
     def file(self, namespace: str, wanted: Mapping[str, str]) -> str:
         """Return a key of a ConfigMap."""
@@ -327,12 +346,10 @@ class Cluster:
             self._start(owner, made)
 
     def _complete(self, owner: Object) -> bool:
-        """Return whether all tasks that decide have ended well: the workers, or all of a plain Job."""
-        wanted = [made for made in _made_of(owner) if owner["apiVersion"] == "batch/v1" or made["role"] == "worker"]
+        """Return whether all tasks that decide have ended well."""
+        wanted = sum(made["decides"] for made in _made_of(owner))
         done = [p for p in self.pods.values() if p.manifest["status"]["phase"] == "Succeeded" and _belongs(p, owner)]
-        roles = {made["role"] for made in wanted}
-        component = "app.kubernetes.io/component"
-        return sum(pod.manifest["metadata"]["labels"][component] in roles for pod in done) == len(wanted)
+        return bool(wanted) and sum(pod.made["decides"] for pod in done) == wanted
 
     def _finish(self, owner: Object, how: str, message: str) -> None:
         """End a job: say so, and end its other pods."""
@@ -389,19 +406,23 @@ def _made_of(owner: Object) -> list[Object]:
     """Return the pods that a job's controller makes: names (``?`` for random letters), templates, variables."""
     name, api, spec = owner["metadata"]["name"], owner["apiVersion"], owner.get("spec", {})
     if (api, owner["kind"]) == ("batch/v1", "Job"):
-        return _indexed(name, owner["metadata"]["labels"]["app.kubernetes.io/component"], spec)
+        return _indexed(name, owner["metadata"]["labels"][_COMPONENT], spec, decides=True)
     if owner["kind"] == "JobSet":
         sets = [(one["name"], one["template"]["spec"]) for one in spec["replicatedJobs"]]
-        return [made for role, job in sets for made in _indexed(f"{name}-{role}-0", role, job)]
+        deciding = spec["successPolicy"]["targetReplicatedJobs"]
+        return [made for role, job in sets for made in _indexed(f"{name}-{role}-0", role, job, role in deciding)]
     if owner["kind"] == "TFJob":
         sets = [(kind.lower(), one) for kind, one in spec["tfReplicaSpecs"].items()]
-        return _with_tf_config(name, sets, f"{owner['metadata']['namespace']}.svc", in_name=False)
+        domain = f"{owner['metadata']['namespace']}.svc"
+        return _with_tf_config(name, sets, domain, in_name=False, deciding=("worker",))  # its PS never count
     if owner["kind"] == "Job":
-        return _with_tf_config(name, [(one["name"], one) for one in spec["tasks"]], name, in_name=True)
+        completes = [{"event": "TaskCompleted", "action": "CompleteJob"}]
+        deciding = [one["name"] for one in spec["tasks"] if one.get("policies") == completes]
+        return _with_tf_config(name, [(one["name"], one) for one in spec["tasks"]], name, True, deciding)
     return []
 
 
-def _indexed(name: str, role: str, spec: Object) -> list[Object]:
+def _indexed(name: str, role: str, spec: Object, decides: bool) -> list[Object]:
     key = "batch.kubernetes.io/job-completion-index"
     return [
         {
@@ -410,6 +431,7 @@ def _indexed(name: str, role: str, spec: Object) -> list[Object]:
             "index": index,
             "template": spec["template"],
             "annotations": {key: str(index)},
+            "decides": decides,
             "env": {"JOB_COMPLETION_INDEX": str(index)},
             "rules": spec.get("podFailurePolicy", {}).get("rules", []),
             "limits": (spec.get("backoffLimitPerIndex", spec.get("backoffLimit", 6)), "backoffLimitPerIndex" in spec),
@@ -418,21 +440,30 @@ def _indexed(name: str, role: str, spec: Object) -> list[Object]:
     ]
 
 
-def _with_tf_config(name: str, sets: list[tuple[str, Object]], domain: str, in_name: bool) -> list[Object]:
-    """Return the pods of an operator that sets TF_CONFIG."""
+def _with_tf_config(
+    name: str, sets: list[tuple[str, Object]], domain: str, in_name: bool, deciding: Sequence[str]
+) -> list[Object]:
+    """Return the pods of an operator that sets TF_CONFIG, except for a pod alone."""
+    is_alone = sum(one["replicas"] for _, one in sets) == 1
     cluster = {role: [f"{name}-{role}-{n}.{domain}:2222" for n in range(one["replicas"])] for role, one in sets}
     return [
         {
             "name": f"{name}-{role}-{index}",
-            "role": role,
+            "role": one["template"]["metadata"]["labels"][_COMPONENT],
             "index": index,
             "template": one["template"],
+            "decides": role in deciding,
+            "labels": {} if in_name else {"training.kubeflow.org/replica-index": str(index)},
             "annotations": {"volcano.sh/task-index": str(index)} if in_name else {},
-            "env": {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})},
+            "env": {} if is_alone else {"TF_CONFIG": json.dumps({"cluster": cluster, "task": _place(role, index)})},
         }
         for role, one in sets
         for index in range(one["replicas"])
     ]
+
+
+def _place(role: str, index: int) -> Object:
+    return {"type": role, "index": index}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -37,6 +37,19 @@ FULL = job_of(
 )
 
 
+SERVICE = job_of(
+    "service",
+    model="service",
+    serve=True,
+    num_ps=2,
+    optimizer="adam",
+    max_steps=100,
+    ps_cpu=2,
+    ps_memory=4 * 2**30,
+    token_secret="team-token",
+)
+
+
 def changed(job: Job, source: str | None = None, **flags: Any) -> Job:
     """Return a job with some flags, and its model's file, changed."""
     return dataclasses.replace(jobs.changed(job, **flags), model_source=source)

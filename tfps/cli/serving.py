@@ -1,7 +1,15 @@
-"""What ``--serve`` asks of the other flags."""
+"""What ``--serve`` asks of the other flags, and what ``tfps submit`` says of a service."""
+
+import os
+import sys
+from typing import Any, TextIO
 
 from tfps.cli.validation import ProblemCollector
+from tfps.client.client import HOSTS
+from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import OPTIONS, JobConfig
+from tfps.config.launch_protocol import TOKEN
+from tfps.launchers.base import ClientAddresses, Launcher
 from tfps.modes import registry
 from tfps.text import enumerated, show
 
@@ -66,3 +74,40 @@ def check_files(job: JobConfig, problems: ProblemCollector) -> None:
 
     problems.of(tls.server_context, job.tls_cert, job.tls_key)
     problems.of(tls.client_context, "--tls_ca", job.tls_ca or "")
+
+
+def check_platform(
+    is_service: bool, options: SubmitOptions, launcher: Launcher[Any], problems: ProblemCollector
+) -> None:
+    """Check what a service asks of its platform, or that nothing that only a service has is asked for."""
+    if not is_service:
+        if options.token_secret is not None:
+            problems.add(f"--token_secret={options.token_secret} is for --serve: leave it out.")
+        return
+    for flag in ("worker_cpu", "worker_memory", "worker_gpu"):
+        if getattr(options, flag):
+            problems.add(f"--{flag} is for workers, and a service has none: leave it out.")
+    if "secrets" in launcher.features and os.environ.get(TOKEN) and options.token_secret is None:
+        problems.add(
+            f"{TOKEN} is set here, but does not reach the pods: give --token_secret=NAME, made by kubectl create "
+            f"secret generic NAME --from-file=token=FILE, or unset {TOKEN}."
+        )
+
+
+def print_addresses(found: ClientAddresses | None, handle: str, stream: TextIO) -> None:
+    """Print the addresses for clients, or where to find them.
+
+    Args:
+        found: The addresses, if they are known.
+        handle: The job's, or an empty string if it has none.
+        stream: Where the addresses go; the explanation goes to standard error.
+    """
+    if found:
+        print(f"{HOSTS}={','.join(found.hosts)}", file=stream, flush=True)
+        print(f"the servers' addresses, for clients {found.where}.", file=sys.stderr, flush=True)
+    elif handle:
+        print(
+            f"the servers' addresses are in the log of ps/0 when it serves: tfps logs {handle} --task=ps:0",
+            file=sys.stderr,
+            flush=True,
+        )

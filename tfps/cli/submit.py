@@ -5,8 +5,10 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from tfps.cli import serving
 from tfps.cli.command import JOB, Command, check_utf8, stem_of, working_directory
 from tfps.cli.validation import ProblemCollector, check_mode
 from tfps.cli.watch import Result, run_to_completion, wait_for
@@ -35,12 +37,15 @@ def _submit(argv: Sequence[str]) -> int:
     problems.settle()
     launcher = LAUNCHERS.load(options.to or "")
     _check_flags(parsed, launcher, problems)
+    serving.check_flags(asked, problems)
+    serving.check_platform(asked.serve, options, launcher, problems)
     if asked.num_ps == 0:
         for flag in ("ps_cpu", "ps_memory"):
             if getattr(options, flag) is not None:
                 problems.add(f"--{flag} is for PS, and this job has none: leave it out.")
-    job = _job(asked, options, launcher, problems)
-    check_mode(job.config, job.worker.replicas, problems)
+    job = _service(asked, options, launcher) if asked.serve else _job(asked, options, launcher, problems)
+    if not asked.serve:
+        check_mode(job.config, job.worker.replicas, problems)
     plan = problems.of(launcher.plan, job)
     if plan is not None:
         problems.of(launcher.check_files, plan)
@@ -55,6 +60,8 @@ def _submit(argv: Sequence[str]) -> int:
         if not options.dry_run:
             fix = ": run each line on its host, or give --ssh" if "ssh" in launcher.features else ""
             print(f"nothing was started, as --to={launcher.name} only prints{fix}.", file=sys.stderr)
+        if asked.serve:
+            serving.print_addresses(launcher.client_addresses(plan), "", sys.stderr)
         return 0
     return _send(launcher, plan, job)
 
@@ -62,12 +69,17 @@ def _submit(argv: Sequence[str]) -> int:
 def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
     began = time.monotonic()
     result = Result(job.config.model_dir if launcher.shares_files else None)
+    addresses = launcher.client_addresses(plan) if job.config.serve else None
     submitted = launcher.submit(plan)
     if isinstance(submitted, RunningJob):  # no platform runs it: the job ends with this command
+        if addresses:
+            serving.print_addresses(addresses, "", sys.stdout)
         return run_to_completion(submitted, job, began, result)
     for warning in submitted.warnings:
         print(warning, file=sys.stderr)
     print(submitted.handle, flush=True)
+    if job.config.serve:
+        serving.print_addresses(addresses, submitted.handle, sys.stdout)
     return wait_for(submitted, job, began, result) if job.options.wait else 0
 
 
@@ -110,6 +122,15 @@ def _job(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan], pro
     return Job(name, config, options, python=sys.executable, directory=directory)
 
 
+def _service(asked: JobConfig, options: SubmitOptions, launcher: Launcher[Plan]) -> Job:
+    """Return the job of a parameter service."""
+    name, directory = options.name or _name(serving.NAME), working_directory()
+    config = asked.replace(model=serving.NAME)
+    if not launcher.shares_files:
+        return Job(name, config, options, directory=directory)
+    return Job(name, _sized(_with_absolute_paths(config, name)), options, python=sys.executable, directory=directory)
+
+
 def _source(model: str) -> str | None:
     """Return the content of a model's file, byte for byte: see ``Job.model_source``; ``None`` if it cannot be read."""
     try:
@@ -126,12 +147,15 @@ def _check_data(data_dir: str) -> None:
 
 def _sized(config: JobConfig) -> JobConfig:
     """Return the job with the sizes of its lists of hosts; the launcher reports lists that are missing or wrong."""
-    sizes = registry.num_ps_of(config), config.num_workers
+    num_ps = replace(registry.num_ps_of(config), has_workers=not config.serve)
+    role, num_workers = ("ps", None) if config.serve else ("worker", config.num_workers)
     try:
-        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, role, 0, num_ps, num_workers, {})
     except ConfigError:
         return config
-    return config.replace(num_ps=members.num_ps, num_workers=members.num_workers)
+    return config.replace(
+        num_ps=members.num_ps, num_workers=config.num_workers if config.serve else members.num_workers
+    )
 
 
 def _with_absolute_paths(asked: JobConfig, name: str) -> JobConfig:
@@ -157,7 +181,7 @@ def _name(model: str) -> str:
 COMMAND = Command(
     "submit",
     _submit,
-    ("platform", "size", "ports", "resources", "cluster", *JOB, "restarts"),
+    ("platform", "size", "ports", "resources", "cluster", *JOB, "service", "restarts"),
     "submit a job to a platform",
     "Prints the job's handle for tfps status, logs and cancel. The platform's client must be installed and logged in, "
     "except for --dry_run.",

@@ -67,7 +67,7 @@ class ClusterResolver(abc.ABC):
 
         Args:
             env: The environment.
-            flags: What the flags give.
+            flags: What the flags give; ``worker_hosts`` is empty if all tasks are parameter servers.
             num_ps: The flag's value, for a platform that does not tell a PS from a worker; 0 if the job has no PS.
             problems: Gets a line for each problem with the environment.
         """

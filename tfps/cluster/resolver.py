@@ -103,11 +103,11 @@ def resolve(
     no_ps = num_ps.count == 0
     ps_hosts = None if no_ps and not (ps_hosts or "").strip() else ps_hosts
     flags = _from_flags(ps_hosts, worker_hosts, job_name, task_index, problems)
+    flags = flags if num_ps.has_workers else dataclasses.replace(flags, worker_hosts=())
     resolver = find_resolver(ps_hosts, worker_hosts, env)
     of_resolver: list[str] = []
     found = resolver.resolve(env, flags, num_ps.count, of_resolver) if resolver else PartialSpec()
     merged = _merge(flags, found, resolver, problems)
-    merged = merged if num_ps.has_workers else dataclasses.replace(merged, worker_hosts=())
     problems += [*of_resolver, *_missing(merged, resolver, env, num_ps)]
     ps, workers = (_host_list(name, flags, merged, resolver) for name in ("ps_hosts", "worker_hosts"))
     problems += [*_wrong_sizes((ps, workers), num_ps, num_workers), *_repeated((ps, workers))]

@@ -40,8 +40,16 @@ class SubmitOptions:
         True,
         "platform",
         boolean,
-        "Kubernetes: only the job's own pods reach its pods, if the network enforces policies",
+        "Kubernetes: only the job's own pods reach its pods (with --serve, all pods of the namespace), if the network "
+        "enforces policies",
         feature="network_policies",
+    )
+    token_secret: str | None = option(
+        None,
+        "platform",
+        dns_label,
+        "Kubernetes, with --serve: the Secret whose key token is the value of TFPS_TOKEN for the servers",
+        feature="secrets",
     )
     queue: str | None = option(
         None, "platform", text, "Volcano: the queue; Slurm: the partition (default: its own)", feature="queues"

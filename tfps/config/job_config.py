@@ -295,13 +295,17 @@ class JobConfig:
     def for_task(self, **changes: Any) -> "JobConfig":
         """Return a copy without the options that only the starter of the tasks needs."""
         others = {name: option.default for name, option in OPTIONS.items() if option.group in _OF_STARTER}
-        others |= {"num_workers": self.num_workers} if self.serve else {}  # which no address tells
+        if self.serve:  # no address tells the number of clients, and there is no model
+            others |= {"num_workers": self.num_workers}
+            changes |= {"model": OPTIONS["model"].default}
         return self.replace(**{**others, **changes})
 
     def to_argv(self) -> list[str]:
         """Return the command line that reproduces this config: ``--name=value`` for each non-default field."""
         given = {name: value for name, value in self.to_dict().items() if value != OPTIONS[name].default}
-        given |= {"max_steps": self.max_steps} if self.epochs or self.serve else {}  # which change the default
+        if self.epochs or self.serve:  # which change the default
+            given |= {"max_steps": self.max_steps}
+            given = {name: value for name, value in given.items() if (name, value) != ("max_steps", INT64_MAX)}
         return [f"--{name}={argument(value)}" for name, value in given.items()]
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a launcher and the tasks that it forks send each other: environment variables, and single bytes on a pipe.
+"""What a launcher and its tasks send each other: environment variables, and single bytes on a pipe.
 
 The supervisor of one task is such a launcher, too. A task that was started by hand has none of the variables, and its
 signs go nowhere.
@@ -12,6 +12,7 @@ LAUNCH = "TFPS_LAUNCH"  # of a task: an id of its launcher's process
 STARTED_AGAIN = "TFPS_STARTED_AGAIN"  # of a task: set if it replaces a lost one
 HAS_RECORD = "TFPS_HAS_RECORD"  # of a task: the directory (place_of) for which an earlier process gave RECORDED
 SIGNS = "TFPS_SIGNS"  # of a task: the file descriptor for its signs
+TOKEN = "TFPS_TOKEN"  # noqa: S105  of a server of a service, and of its clients: the variable with their secret
 
 ALIVE = b"."  # Python runs in the task
 BUILT = b"B"  # a worker has built its graph

@@ -6,6 +6,8 @@ command restarts a lost task; a platform's own retries are for killed containers
 """
 
 import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tfps.jobs.handle import RunningJob, SubmittedJob
@@ -34,6 +36,19 @@ class Plan(Protocol):
 
     def __str__(self) -> str:
         """Return the script or manifest."""
+
+
+@dataclass(frozen=True)
+class ClientAddresses:
+    """Where the clients of a parameter service reach its servers.
+
+    Attributes:
+        hosts: The addresses of the servers, by index.
+        where: Who can use them, to complete ``for clients ...``.
+    """
+
+    hosts: Sequence[str]
+    where: str
 
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -110,6 +125,15 @@ class Launcher(abc.ABC, Generic[PlanT]):
         Raises:
             DataError: If one is missing or damaged.
         """
+
+    def client_addresses(self, plan: PlanT) -> ClientAddresses | None:
+        """Return the addresses of a service's servers; ``None``, the default, if only its tasks learn them.
+
+        Args:
+            plan: A plan, made by this launcher, of a job with ``config.serve``.
+        """
+        del plan
+        return None
 
     @abc.abstractmethod
     def submit(self, plan: PlanT) -> SubmittedJob | RunningJob:

@@ -1,12 +1,18 @@
 """``--serve`` and the other flags: what does not belong to a service is refused before anything starts."""
 
+import re
+
 import pytest
 from support.processes import run_tfps
 
+from tfps.cli import main
 from tfps.cli.serving import check_flags
 from tfps.cli.validation import ProblemCollector
+from tfps.client.client import TOKEN
+from tfps.config import launch_protocol
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError
+from tfps.launchers.registry import LAUNCHERS
 
 
 def problems(**flags: object) -> str:
@@ -84,3 +90,69 @@ def test_the_files_of_tls_are_checked_first(command: list[str]) -> None:
     assert done.returncode == 2
     assert "--tls_cert=/no/cert cannot be read: No such file or directory." in done.stderr
     assert "--tls_ca=/no/ca cannot be read" in done.stderr
+
+
+SUBMIT = ("submit", "--serve", "--num_ps=2", "--optimizer=adam", "--name=svc", "--dry_run")
+ADDRESSES = {
+    "compose": "ps-0:2222,ps-1:2222",
+    "hosts": "h0:2222,h1:2222",
+    "kubernetes": "svc-ps-0.svc:2222,svc-ps-1.svc:2222",
+    "tfjob": "svc-worker-0:2222,svc-worker-1:2222",
+    "volcano": "svc-ps-0.svc:2222,svc-ps-1.svc:2222",
+    "jobset": "svc-ps-0-0.svc:2222,svc-ps-0-1.svc:2222",
+    "ray": "",
+    "slurm": "",
+}
+
+
+def hosts_of(platform: str) -> list[str]:
+    """Return the flag with the addresses, where the platform wants it."""
+    return ["--ps_hosts=h0:2222,h1:2222"] if platform == "hosts" else []
+
+
+@pytest.mark.parametrize("platform", LAUNCHERS)
+def test_every_platform_plans_a_service(platform: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No worker, no model; the manifest alone on standard output, and beside it the addresses, where they are known."""
+    assert main.main([*SUBMIT, f"--to={platform}", *hosts_of(platform)]) == 0
+    out, err = capsys.readouterr()
+    assert "--serve=1" in out
+    assert "--optimizer=adam" in out
+    assert "--model=" not in out
+    assert "--max_steps" not in out.replace("--max_steps updates", "")
+    assert "worker_hosts" not in out
+    assert err.startswith(f"TFPS_PS_HOSTS={ADDRESSES[platform]}\n" if ADDRESSES[platform] else "")
+    assert bool(err) == bool(ADDRESSES[platform])
+
+
+@pytest.mark.parametrize("platform", LAUNCHERS)
+def test_a_secret_is_written_nowhere(
+    platform: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its value is not in what is printed. Where it would be lost on the way, submit says so, and sends nothing."""
+    monkeypatch.setenv("TFPS_TOKEN", "hush-hush")
+    takes_secrets = "secrets" in LAUNCHERS.load(platform).features
+    assert main.main([*SUBMIT, f"--to={platform}", *hosts_of(platform)]) == (2 if takes_secrets else 0)
+    out, err = capsys.readouterr()
+    assert "hush" not in out + err
+    if takes_secrets:
+        assert err.startswith("error: TFPS_TOKEN is set here, but does not reach the pods: give --token_secret=NAME")
+        assert main.main([*SUBMIT, f"--to={platform}", "--token_secret=ours"]) == 0
+        out, err = capsys.readouterr()
+        assert "hush" not in out + err
+        assert re.search(r"name: TFPS_TOKEN\s+valueFrom:\s+secretKeyRef:\s+name: ours\s+key: token", out)
+
+
+def test_submit_checks_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """With exit code 2: what is for models, for workers, and for services only."""
+    flags = ("--model=mnist", "--worker_cpu=1", "--worker_memory=1Gi", "--worker_gpu=1", "--num_ps=0")
+    assert main.main(["submit", "--serve", "--to=slurm", *flags]) == 2
+    err = capsys.readouterr().err
+    assert "--model=mnist is not for --serve, which trains no model: leave it out." in err
+    assert "--num_ps=0 is not for --serve" in err
+    for flag in ("worker_cpu", "worker_memory", "worker_gpu"):
+        assert f"error: --{flag} is for workers, and a service has none: leave it out." in err
+    assert main.main(["submit", "--to=kubernetes", "--token_secret=a", "--dry_run"]) == 2
+    assert capsys.readouterr().err == "error: --token_secret=a is for --serve: leave it out.\n"
+    assert main.main([*SUBMIT, "--to=hosts"]) == 2
+    assert "--ps_hosts is missing: give --ps_hosts=host:port,host:port." in capsys.readouterr().err
+    assert launch_protocol.TOKEN == TOKEN

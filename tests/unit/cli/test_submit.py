@@ -66,6 +66,7 @@ def test_flags_that_mean_nothing_there_are_refused(platform: str, capsys: pytest
     values = {"ssh": "1", "worker_gpu": "1", "ps_memory": "1Gi", "worker_memory": "1Gi", "namespace": "a"}
     values |= {"ps_cpu": "1", "worker_cpu": "1", "volumes": "a:/b", "image": "a", "queue": "a", "address": "a"}
     values |= {"network_policy": "0", "ps_hosts": "a:1", "worker_hosts": "b:1", "port_base": "9000"}
+    values |= {"token_secret": "a"}
     assert set(values) == {name for name, option in FLAGS.items() if option.feature}
     foreign = [flag for flag in values if FLAGS[flag].feature not in launcher.features]
     argv = [f"--{flag}={values[flag]}" for flag in foreign]

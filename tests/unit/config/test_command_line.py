@@ -38,6 +38,7 @@ GOOD: Mapping[str, list[Any]] = {
     "max_restarts": [0, 1000],
     "name": ["a", "a-1", "x" * 40],
     "namespace": ["1", "a-1", "x" * 63],
+    "token_secret": ["1", "a-1", "x" * 63],
 }
 NOT_INTEGERS = ["", " ", "x", "1.5", "1e3", "1_000", "0x10", "٣", "1 ", " 1", "--1", "nan", "9" * 5000, str(2**63)]
 NOT_NUMBERS = [

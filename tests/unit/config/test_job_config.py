@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import OPTIONS, JobConfig
 
 
@@ -19,6 +20,13 @@ def test_what_a_task_does_not_get() -> None:
     """A task's command line has nothing of what only those need who start it."""
     job = JobConfig(num_ps=1, num_workers=3, port_base=9000, max_restarts=3, seed=3)
     assert job.for_task(job_name="ps", task_index=2).to_argv() == ["--job_name=ps", "--task_index=2", "--seed=3"]
+
+
+def test_what_a_server_of_a_service_gets() -> None:
+    """The number of clients, which no address tells; no model; and no last step where there is none."""
+    job = JobConfig(serve=True, model="service", num_ps=2, num_workers=3, max_steps=INT64_MAX)
+    assert job.for_task(model="service").to_argv() == ["--num_workers=3", "--serve=1"]
+    assert "--max_steps=1000" in job.replace(max_steps=1000).to_argv()
 
 
 def test_what_all_tasks_must_agree_on() -> None:

@@ -34,6 +34,8 @@ class SlurmResolver(ClusterResolver):
         except ConfigError as error:
             problems += error.problems
             return _FAULTY
+        if flags.worker_hosts == ():
+            return _of_ps_alone(found, problems)
         first = found.components[0] if len(found.components) > 1 else num_ps or 1
         first = 0 if num_ps == 0 else first
         jobs = ("worker", "ps") if first and _is_reversed(found, flags.job_name) else ("ps", "worker")
@@ -65,6 +67,12 @@ class SlurmResolver(ClusterResolver):
             [*cluster.ps, *cluster.workers], nodes.lookup_nodes(names, env), port_base or step.PORT_BASE
         )
         return Cluster(addresses[: cluster.num_ps], addresses[cluster.num_ps :])
+
+
+def _of_ps_alone(found: Step, problems: list[str]) -> PartialSpec:
+    """Return the tasks of a step that are all parameter servers."""
+    check_hosts("SLURM_STEP_NODELIST", found.addresses, problems)
+    return PartialSpec(found.addresses, (), "ps", found.rank, f" (SLURM_PROCID={found.rank})")
 
 
 def _is_reversed(found: Step, job_name: str | None) -> bool:

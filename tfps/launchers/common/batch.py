@@ -199,10 +199,10 @@ class BatchLauncher(Launcher[BatchPlan]):
         logs = JobDirectory(directory).logs
         path = Files(str(logs), {}, self.name).of_job(job_id)
         text = path.read_text(errors="replace") if path.is_file() else ""
-        match = re.search(r"^roles (?:ps (\d+) )?worker (\d+)$", text, re.MULTILINE)
+        match = re.search(r"^roles (?=\w)(?:ps (\d+))? ?(?:worker (\d+))?$", text, re.MULTILINE)
         if not match:
             raise JobNotFoundError(f"{self.name}:{job_id}: {path} does not exist, or lists no tasks: check the handle.")
-        return Files(str(logs), {"ps": int(match[1] or 0), "worker": int(match[2])}, self.name)
+        return Files(str(logs), {"ps": int(match[1] or 0), "worker": int(match[2] or 0)}, self.name)
 
 
 def append(path: Path, line: str) -> None:

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig
+from tfps.config.launch_protocol import TOKEN
 from tfps.errors import ClientMissingError, ConfigError, PlatformError
 from tfps.jobs.spec import PORT, Job, Role
-from tfps.launchers.base import Launcher
+from tfps.launchers.base import ClientAddresses, Launcher
 from tfps.launchers.common import client, containers
 from tfps.launchers.common.containers import Volume
 from tfps.launchers.common.yaml_writer import to_yaml
@@ -85,7 +86,12 @@ class ComposeLauncher(Launcher[Plan]):
         Raises:
             DataError: If it does not exist, or the model cannot read it.
         """
-        loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
+        if not plan.job.config.serve:
+            loader.check_data(plan.job.config.model, plan.data_dir, plan.job.worker.replicas)
+
+    def client_addresses(self, plan: Plan) -> ClientAddresses:
+        """Return the names of the containers."""
+        return ClientAddresses(_hosts(plan.job.ps), f"in containers on the network {plan.job.name}_{_NETWORK}")
 
     def submit(self, plan: Plan) -> DockerJob:
         """Start the containers of a job; first remove a job of the same name that has ended.
@@ -126,10 +132,15 @@ def _service(task: Task) -> str:
     return f"{task.job}-{task.index}"
 
 
+def _hosts(role: Role) -> Sequence[str]:
+    return [f"{_service(task)}:{PORT}" for task in role.tasks()]
+
+
 def _container(job: Job, config: JobConfig, role: Role, task: Task, mounted: Sequence[Volume]) -> Mapping[str, Any]:
     return {
         "image": containers.image(job.options),
         "command": _command(job, config, task),
+        **({"environment": [TOKEN]} if job.config.serve else {}),  # the value is that of Compose's own environment
         "labels": {TASK: str(task)},
         "networks": [_NETWORK],
         "volumes": [volumes.mount(volume) for volume in mounted],
@@ -144,7 +155,7 @@ def _container(job: Job, config: JobConfig, role: Role, task: Task, mounted: Seq
 
 
 def _command(job: Job, config: JobConfig, task: Task) -> Sequence[str]:
-    hosts = {f"{role.name}_hosts": ",".join(f"{_service(t)}:{PORT}" for t in role.tasks()) for role in job.roles}
+    hosts = {f"{role.name}_hosts": ",".join(_hosts(role)) for role in job.roles}
     return job.command(
         **hosts,
         job_name=task.job,

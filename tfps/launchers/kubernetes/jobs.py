@@ -30,7 +30,7 @@ class JobsLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        hosts = hosts_by_flag(job, _host)
+        hosts = hosts_by_flag(job, self.host)
         return [
             *task_inputs.config_maps(job, hosts),
             *manifests.network_policies(job),
@@ -38,17 +38,18 @@ class JobsLauncher(KubernetesLauncher):
             *(_job(job, role) for role in job.roles),
         ]
 
+    def host(self, job: Job, role: Role, index: int) -> str:
+        """Return the address of a task for other pods of its namespace."""
+        return f"{job.name}-{role.name}-{index}.{job.name}:{PORT}"
+
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""
         return {manifests.role_of(job): job["spec"]["completions"] for job in found}
 
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
-        """Return the state of a job: done when the workers' Job is, failed when either Job is."""
-        return status.by_conditions(found, [job for job in found if manifests.role_of(job) == "worker"])
-
-
-def _host(job: Job, role: Role, index: int) -> str:
-    return f"{job.name}-{role.name}-{index}.{job.name}:{PORT}"
+        """Return the state of a job: done when the workers' Job is, or the service's, failed when either Job is."""
+        workers = [job for job in found if manifests.role_of(job) == "worker"]
+        return status.by_conditions(found, workers or found)
 
 
 def _service(job: Job) -> Object:

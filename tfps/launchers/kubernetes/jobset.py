@@ -28,16 +28,20 @@ class JobSetLauncher(KubernetesLauncher):
         Raises:
             ConfigError: If the cluster would refuse one of them.
         """
-        hosts = hosts_by_flag(job, _host)
+        hosts = hosts_by_flag(job, self.host)
         spec = {
             "network": {"enableDNSHostnames": True, "subdomain": job.name},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [job.roles[-1].name]},
             "failurePolicy": {"maxRestarts": 0},
             "ttlSecondsAfterFinished": manifests.TTL_SECS,
             "replicatedJobs": [_replicated(job, role) for role in job.roles],
         }
         jobset = manifests.api_object(job, "jobset.x-k8s.io/v1alpha2", "JobSet", spec=spec)
         return [*task_inputs.config_maps(job, hosts), *manifests.network_policies(job), jobset]
+
+    def host(self, job: Job, role: Role, index: int) -> str:
+        """Return the address of a task for other pods of its namespace."""
+        return f"{job.name}-{role.name}-0-{index}.{job.name}:{PORT}"  # the 0 is the Job's index among its replicas
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""
@@ -47,10 +51,6 @@ class JobSetLauncher(KubernetesLauncher):
     def state(self, found: Sequence[Object]) -> tuple[str, str]:
         """Return the state of a job, from the conditions of its JobSet."""
         return status.by_conditions(found, found)
-
-
-def _host(job: Job, role: Role, index: int) -> str:
-    return f"{job.name}-{role.name}-0-{index}.{job.name}:{PORT}"  # the 0 is the Job's index among its replicas
 
 
 def _replicated(job: Job, role: Role) -> Object:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from tfps.jobs.spec import Job, Role
-from tfps.launchers.base import Launcher
+from tfps.launchers.base import ClientAddresses, Launcher
 from tfps.launchers.kubernetes import kubectl, manifests
+from tfps.launchers.kubernetes.comment import comment_of
 from tfps.launchers.kubernetes.kubectl import KubeJob
 from tfps.launchers.kubernetes.manifests import Object, Plan
 
@@ -27,6 +28,9 @@ class KubernetesLauncher(Launcher[Plan]):
 
             def objects(self, job: Job) -> Sequence[Object]:
                 return [manifests.api_object(job, "kubeflow.org/v1", "TFJob", spec={...})]
+
+            def host(self, job: Job, role: Role, index: int) -> str:
+                return f"{job.name}-{role.name}-{index}:{PORT}"
 
             def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
                 return {"ps": 1, "worker": found[0]["spec"]["tfReplicaSpecs"]["Worker"]["replicas"]}
@@ -52,6 +56,10 @@ class KubernetesLauncher(Launcher[Plan]):
         """
 
     @abc.abstractmethod
+    def host(self, job: Job, role: Role, index: int) -> str:
+        """Return the address of a task for other pods of its namespace."""
+
+    @abc.abstractmethod
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role.
 
@@ -74,7 +82,13 @@ class KubernetesLauncher(Launcher[Plan]):
             ConfigError: If the cluster would refuse one of them.
         """
         job = manifests.with_container_paths(job)
-        return manifests.plan(job, self.name, self.objects(job), self.why)
+        hosts = [self.host(job, job.ps, task.index) for task in job.ps.tasks()]
+        comment = comment_of(job, self.name, self.why)
+        return Plan(job.name, job.options.namespace, self.objects(job), comment, hosts)
+
+    def client_addresses(self, plan: Plan) -> ClientAddresses:
+        """Return the names of the pods."""
+        return ClientAddresses(plan.ps_hosts, "in pods of the same namespace")
 
     def submit(self, plan: Plan) -> KubeJob:
         """Create the objects of a job, all or none.

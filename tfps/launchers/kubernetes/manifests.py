@@ -3,22 +3,22 @@
 import dataclasses
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from tfps.config.launch_protocol import TOKEN
 from tfps.errors import ConfigError
 from tfps.jobs.spec import KILLED, PORT, Job, Role
 from tfps.launchers.common import containers
 from tfps.launchers.common.yaml_writer import to_yaml
-from tfps.text import plural, show
+from tfps.text import show
 from tfps.timeouts import POD_STOP_SECS
 
 Object = dict[str, Any]
 
-FEATURES = frozenset({"containers", "resources", "namespaces", "network_policies"})
+FEATURES = frozenset({"containers", "resources", "namespaces", "network_policies", "secrets"})
 RETRIES = 3  # how often a task's pod is replaced; the task itself restarts inside its pod
 TTL_SECS = 7 * 24 * 3600  # time for which the status of an ended job is kept
 CONTAINER = "tensorflow"  # Kubeflow's operator requires this name, and the port's
@@ -29,18 +29,22 @@ A task that is killed, or ends as another is lost, starts again inside its pod w
 (--max_restarts). A pod that is evicted is replaced, and one whose container is killed (exit code
 {", ".join(map(str, KILLED))}) up to {RETRIES} times."""
 
-_USER = 1000
+USER = 1000
 _NAME = "app.kubernetes.io/"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The objects of a job, in the order of their creation; the text contains all of them."""
+    """The objects of a job, in the order of their creation; the text contains all of them.
+
+    ``ps_hosts`` are the addresses of its parameter servers.
+    """
 
     name: str
     namespace: str | None
     objects: Sequence[Object]
     comment: str
+    ps_hosts: Sequence[str] = ()
     is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
@@ -105,7 +109,14 @@ def api_object(job: Job, api: str, kind: str, role: str = "", **fields: Any) -> 
     }
 
 
-def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Object] = (), **spec: Any) -> Object:
+def template(
+    job: Job,
+    role: Role,
+    flags: Sequence[str] = (),
+    env: Sequence[Object] = (),
+    before: Sequence[str] = (),
+    **spec: Any,
+) -> Object:
     """Return the template of a role's pods.
 
     Args:
@@ -113,6 +124,7 @@ def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Obje
         role: The role.
         flags: More flags of ``tfps run``; the kubelet expands variables in these only.
         env: Variables.
+        before: The first words of the command.
         **spec: More of the pod's specification.
     """
     return {
@@ -124,24 +136,30 @@ def template(job: Job, role: Role, flags: Sequence[str] = (), env: Sequence[Obje
             "enableServiceLinks": False,
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "fsGroup": _USER,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [_container(job, role, flags, env)],
+            "containers": [_container(job, role, flags, [*_token(job), *env], before)],
             "volumes": [volume for volume, _ in _volumes(job)],
         },
     }
 
 
-def _container(job: Job, role: Role, flags: Sequence[str], env: Sequence[Object]) -> Object:
+def _token(job: Job) -> Sequence[Object]:
+    """Return the variable with the secret of a service."""
+    name = job.options.token_secret
+    return [{"name": TOKEN, "valueFrom": {"secretKeyRef": {"name": name, "key": "token"}}}] if name else []
+
+
+def _container(job: Job, role: Role, flags: Sequence[str], env: Sequence[Object], before: Sequence[str]) -> Object:
     resources = _resources(role)
     return {
         "name": CONTAINER,
         "image": containers.image(job.options),
-        "command": [*(word.replace("$", "$$") for word in job.command()), *flags],
+        "command": [*before, *(word.replace("$", "$$") for word in job.command()), *flags],
         "env": [{"name": "HOME", "value": "/tmp"}, *env],  # noqa: S108  a volume of the pod's own
         "ports": [{"name": "tfjob-port", "containerPort": PORT, "protocol": "TCP"}],
         **({"resources": resources} if resources else {}),
@@ -194,11 +212,16 @@ def _volume(name: str, volume: containers.Volume) -> tuple[Object, Object]:
     return {"name": name, **(on_host if volume.on_host else claimed)}, {**mount, **read_only}
 
 
-def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
-    """Return the specification of the Job that runs a role's tasks; they read their hosts from the ConfigMap."""
+def cluster_flags(job: Job) -> tuple[Sequence[Object], Sequence[str]]:
+    """Return the variables with the hosts from the ConfigMap, and the flags that have them."""
     lists = [f"{role.name}_hosts" for role in job.roles]
     env = [{"name": name.upper(), "valueFrom": {"configMapKeyRef": {"name": job.name, "key": name}}} for name in lists]
-    cluster = tuple(f"--{name}=$({name.upper()})" for name in lists)
+    return env, [f"--{name}=$({name.upper()})" for name in lists]
+
+
+def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
+    """Return the specification of the Job that runs a role's tasks; they read their hosts from the ConfigMap."""
+    env, cluster = cluster_flags(job)
     flags = (*cluster, f"--job_name={role.name}", f"--task_index={INDEX}")
     final = {"containerName": CONTAINER, "operator": "NotIn", "values": list(KILLED)}  # 0 never matches
     return {
@@ -219,7 +242,10 @@ def indexed_job(job: Job, role: Role, **spec: Any) -> Object:
 
 
 def network_policies(job: Job) -> Sequence[Object]:
-    """Return the policy that limits the job's pods to traffic among themselves; none without ``--network_policy``."""
+    """Return the policy that limits the job's pods to traffic among themselves; none without ``--network_policy``.
+
+    A service's pods can be reached by all pods of their namespace.
+    """
     return [_network_policy(job)] if job.options.network_policy else []
 
 
@@ -229,36 +255,8 @@ def _network_policy(job: Job) -> Object:
     names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     # Name servers are always reachable; a --data_dir that is a URL needs all egress.
     spec: Object = {"podSelector": {"matchLabels": labels(job)}, "policyTypes": ["Ingress"]}
-    spec["ingress"] = [{"from": own, "ports": port}]
+    spec["ingress"] = [{"from": [{"podSelector": {}}] if job.config.serve else own, "ports": port}]
     if "://" not in job.config.data_dir:
         spec["policyTypes"].append("Egress")
         spec["egress"] = [{"to": own, "ports": port}, {"ports": names}]
     return api_object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
-
-
-_RESTARTS = "A task that is killed, or ends as another is lost,"  # after what a launcher says of the end of PS
-
-
-def plan(job: Job, platform: str, objects: Sequence[Object], why: str) -> Plan:
-    """Return the plan of a job with container paths; ``why`` says why its PS end, and what restarts tasks."""
-    sizes = f"{job.ps.replicas} ps, {plural(job.worker.replicas, 'worker')}"
-    handle = f"{platform}:{job.options.namespace or 'NAMESPACE'}/{job.name}"
-    _, restarts, rest = " ".join(why.split()).partition(_RESTARTS)
-    if restarts and not job.ps.replicas:
-        why = f"The chief holds what parameter servers would, and ends last. {restarts}{rest}"
-    head = f"{job.name}: {sizes}. kubectl create -f FILE starts it, tfps status {handle} shows it.\n"
-    comment = f"{head}{textwrap.fill(why.strip(), 118)}\n{_of_volumes(job)}"
-    return Plan(job.name, job.options.namespace, objects, comment)
-
-
-def _of_volumes(job: Job) -> str:
-    found = containers.volumes(job.options)
-    claims = ", ".join(volume.source for volume in found if not volume.on_host)
-    text = f"Volume claims that must exist: {claims}. This job neither creates nor deletes them.\n" if claims else ""
-    for volume in (one for one in found if one.on_host):
-        use = "read" if volume.read_only else "write to"
-        text += f"The directory {show(volume.source)} must be on every node, for user {_USER} to {use}.\n"
-    if not job.options.network_policy:
-        return f"{text}Whoever reaches the job's pods can run code in them: no NetworkPolicy keeps others away."
-    reach = "anything, as --data_dir is a URL" if "://" in job.config.data_dir else "those and name servers only"
-    return f"{text}Only the job's own pods can reach its pods, which reach {reach}, where the network heeds policies."

@@ -57,10 +57,20 @@ class VolcanoLauncher(KubernetesLauncher):
                 "tensorflow": [*(f"--{role.name}={role.name}" for role in job.roles), f"--port={PORT}"],
             },
             "policies": _policies(),
-            "tasks": [_task(job, role) for role in job.roles],
+            "tasks": [_task(job, role, self._alone(job)) for role in job.roles],
         }
         volcano = manifests.api_object(job, "batch.volcano.sh/v1alpha1", "Job", spec=spec)
         return [*task_inputs.config_maps(job), *manifests.network_policies(job), volcano]
+
+    def _alone(self, job: Job) -> Sequence[str]:
+        """Return the flags of a job of one PS alone: Volcano tells a job of one task no cluster."""
+        if not job.config.serve or job.ps.replicas > 1:
+            return ()
+        return f"--ps_hosts={self.host(job, job.ps, 0)}", "--job_name=ps", "--task_index=0"
+
+    def host(self, job: Job, role: Role, index: int) -> str:
+        """Return the address of a task for other pods of its namespace."""
+        return f"{job.name}-{role.name}-{index}.{job.name}:{PORT}"
 
     def replicas(self, found: Sequence[Object]) -> Mapping[str, int]:
         """Return the number of tasks of each role."""
@@ -90,8 +100,8 @@ def _policies() -> list[Object]:
     return [*killed, evicted, {"events": ["PodFailed"], "action": "TerminateJob"}]
 
 
-def _task(job: Job, role: Role) -> Object:
-    template = manifests.template(job, role, restartPolicy="Never")
-    completes = [{"event": "TaskCompleted", "action": "CompleteJob"}] if role.name == "worker" else []
+def _task(job: Job, role: Role, flags: Sequence[str]) -> Object:
+    template = manifests.template(job, role, flags, restartPolicy="Never")
+    completes = [{"event": "TaskCompleted", "action": "CompleteJob"}] if role == job.roles[-1] else []
     ending = {"policies": completes} if completes else {}
     return {"name": role.name, "replicas": role.replicas, **ending, "template": template}

@@ -101,7 +101,7 @@ class Driver:
             me = (f"--job_name={task.job}", f"--task_index={task.index}")
             self._argv[task] = [
                 *self._spec["command"],
-                *hosts_flags(Cluster(hosts.get("ps", ()), hosts["worker"])),
+                *hosts_flags(Cluster(hosts.get("ps", ()), hosts.get("worker", ()))),
                 *me,
             ]
             self._set(task, where=f"{address} on node {node[:12]}", reason="")

@@ -8,12 +8,14 @@ The driver is in ``driver``, a task in ``actor``. This module needs ray only to 
 """
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tfps.config.launch_protocol import TOKEN
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job, Role
@@ -34,7 +36,8 @@ class Plan:
     is_printed_only: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return to_yaml([self.request])
+        comment = f"{TOKEN}, if set, is sent in env_vars: whoever sees Ray's dashboard can read it."
+        return to_yaml([self.request], comment if self.job.config.serve else "")
 
 
 class RayLauncher(Launcher[Plan]):
@@ -82,7 +85,7 @@ class RayLauncher(Launcher[Plan]):
         with cluster.words():
             cluster.check_room(client, bundles)
             cluster.check_name(client, plan.job.name)
-            job = RayJob(client, client.submit_job(**plan.request))
+            job = RayJob(client, client.submit_job(**with_token(plan)))
         return OwnCluster(job) if own else job
 
     def find(self, job_id: str) -> SubmittedJob:
@@ -103,6 +106,14 @@ class RayLauncher(Launcher[Plan]):
                 "no Ray runs on this machine: give the handle with the cluster's address, ray:ID@host:port."
             )
         return RayJob(client, name)
+
+
+def with_token(plan: Plan) -> Mapping[str, Any]:
+    """Return the request with the secret of a service, which is not printed; Ray shows it on its dashboard."""
+    if not plan.job.config.serve or not os.environ.get(TOKEN):
+        return plan.request
+    variables = {**plan.request["runtime_env"]["env_vars"], TOKEN: os.environ[TOKEN]}
+    return {**plan.request, "runtime_env": {"env_vars": variables}}
 
 
 def _bad_address(address: str | None) -> list[str]:

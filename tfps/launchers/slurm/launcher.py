@@ -199,7 +199,7 @@ def _components(job: Job) -> Sequence[Sequence[str]]:
     """Return the options of each component of the job; there is one if the roles have the same resources."""
     if _differ(job):
         return [(f"--ntasks={role.replicas}", *_resources(role)) for role in _in_order(job)]
-    return [(f"--ntasks={len(job.tasks())}", *_resources(job.worker))]
+    return [(f"--ntasks={len(job.tasks())}", *_resources(job.roles[-1]))]
 
 
 def _options(job: Job) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _problems(job: Job, where: str, nodes: Sequence[Node]) -> Sequence[str]:
         for role, room in rooms.items()
         if sum(room) < role.replicas
     ]
-    if too_few:
+    if too_few or job.worker not in rooms:
         return too_few
     if _differ(job):
         most = _most_workers(rooms[job.worker], rooms[job.ps], job.ps.replicas)

@@ -4,6 +4,8 @@ Over ssh each task lives only as long as its connection. A small shell on the ho
 that ends, because of the launcher or the network, the shell stops the task in order. So nothing is left behind.
 """
 
+import contextlib
+import os
 import queue
 import shlex
 import subprocess
@@ -15,11 +17,12 @@ from dataclasses import dataclass, replace
 
 from tfps.cluster import resolver
 from tfps.cluster.spec import Cluster, Task
+from tfps.config.launch_protocol import TOKEN
 from tfps.errors import ConfigError, PlatformError
 from tfps.jobs.events import LogLine, TaskExited
 from tfps.jobs.handle import RunningJob, SubmittedJob
 from tfps.jobs.spec import Job
-from tfps.launchers.base import Launcher
+from tfps.launchers.base import ClientAddresses, Launcher
 from tfps.launchers.common import client
 from tfps.timeouts import KILL_AFTER_SECS, SSH_CLOSE_SECS
 
@@ -27,10 +30,11 @@ from tfps.timeouts import KILL_AFTER_SECS, SSH_CLOSE_SECS
 _SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=10")
 # The task's input is empty; the shell reads the connection's input only to see its end.
 _REMOTE = (
-    "cd {directory} || exit; exec 3<&0; {task} </dev/null 3<&- & task=$!; "
+    "cd {directory} || exit; {first}exec 3<&0; {task} </dev/null 3<&- & task=$!; "
     f"(cat <&3; kill -TERM $task; sleep {KILL_AFTER_SECS:g}; kill -KILL $task) >/dev/null 2>&1 & "
     "reader=$!; wait $task; code=$?; kill $reader; exit $code"
 )
+_READ_TOKEN = f"IFS= read -r {TOKEN}; export {TOKEN}; "  # of a service: its secret is in no command line
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Plan:
     def ssh(self, task: Task) -> Sequence[str]:
         """Return the command that runs a task on its host."""
         directory, argv = shlex.quote(self.job.directory), shlex.join(self.argv[task])
-        return _ssh(self.hosts[task], _REMOTE.format(directory=directory, task=argv))
+        first = _READ_TOKEN if self.job.config.serve else ""
+        return _ssh(self.hosts[task], _REMOTE.format(directory=directory, first=first, task=argv))
 
 
 def _ssh(host: str, script: str) -> Sequence[str]:
@@ -77,20 +82,28 @@ class HostsLauncher(Launcher[Plan]):
         Raises:
             ConfigError: If ``--ps_hosts`` or ``--worker_hosts`` is missing or wrong.
         """
-        config = job.config
+        config, serves = job.config, job.config.serve
         given = {"ps_hosts": config.ps_hosts, "worker_hosts": config.worker_hosts}
-        needed = [flag for flag in given if flag != "ps_hosts" or config.num_ps != 0]
+        needed = ["ps_hosts"] if serves else [flag for flag in given if flag != "ps_hosts" or config.num_ps != 0]
         if missing := [flag for flag in needed if given[flag] is None]:
             raise ConfigError([f"--{flag} is missing: give --{flag}=host:port,host:port." for flag in missing])
-        sizes = resolver.NumPs(config.num_ps), config.num_workers
-        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, "worker", 0, *sizes, {})
+        sizes = resolver.NumPs(config.num_ps, has_workers=not serves), None if serves else config.num_workers
+        role = "ps" if serves else "worker"
+        members, _ = resolver.resolve(config.ps_hosts, config.worker_hosts, role, 0, *sizes, {})
         hosts = {task: members.address(task).rpartition(":")[0].strip("[]") for task in members.tasks()}
         sized = replace(
             job,
-            config=config.replace(num_ps=members.num_ps, num_workers=members.num_workers),
+            config=config.replace(
+                num_ps=members.num_ps, num_workers=config.num_workers if serves else members.num_workers
+            ),
             python=job.python if job.options.ssh else "python",
         )
         return Plan(sized, hosts, {task: _argv(sized, members, task) for task in members.tasks()})
+
+    def client_addresses(self, plan: Plan) -> ClientAddresses:
+        """Return the addresses that the user gave."""
+        hosts = (plan.job.config.ps_hosts or "").split(",")
+        return ClientAddresses(hosts, "that reach these hosts")
 
     def submit(self, plan: Plan) -> "SshJob":
         """Start every task over ssh.
@@ -112,7 +125,7 @@ class HostsLauncher(Launcher[Plan]):
 
 
 def _argv(job: Job, members: Cluster, task: Task) -> Sequence[str]:
-    hosts = {"ps_hosts": ",".join(members.ps) or None, "worker_hosts": ",".join(members.workers)}
+    hosts = {"ps_hosts": ",".join(members.ps) or None, "worker_hosts": ",".join(members.workers) or None}
     return job.command(**hosts, job_name=task.job, task_index=task.index)
 
 
@@ -144,6 +157,7 @@ class SshJob(RunningJob):
         """Start every task."""
         self._said: queue.Queue[LogLine | TaskExited] = queue.Queue()
         self._kill_at: float | None = None
+        self._token = f"{os.environ.get(TOKEN, '')}\n" if plan.job.config.serve else ""
         self._connections = {task: self._start(task, plan.ssh(task)) for task in plan.argv}
 
     @property
@@ -162,6 +176,11 @@ class SshJob(RunningJob):
             start_new_session=True,  # Ctrl-C is for the launcher, which ends the tasks in order
         )
         threading.Thread(target=self._read, args=(task, connection), daemon=True).start()
+        if self._token:
+            assert connection.stdin is not None
+            with contextlib.suppress(OSError):  # the connection may have ended already
+                connection.stdin.write(self._token)
+                connection.stdin.flush()
         return connection
 
     def _read(self, task: Task, connection: "subprocess.Popen[str]") -> None:

@@ -43,6 +43,17 @@ def test_all_tasks_are_workers_without_ps() -> None:
     assert [str(task) for _, task in found] == [f"worker/{rank}" for rank in range(5)]
 
 
+def test_all_tasks_are_servers_of_a_service() -> None:
+    """Whatever the number of components; a size that is given has to be that of the step."""
+    variables, ran_on = RECORDED["sbatch: -n1 -w n2, hetjob -n4 -N2 -w n[1,3]; srun --het-group=0,1"]
+    envs = list(tasks(variables, ran_on.split()))
+    found = [resolver.resolve(None, None, "ps", None, NumPs(has_workers=False), None, env) for env in envs]
+    assert [str(task) for _, task in found] == [f"ps/{rank}" for rank in range(5)]
+    assert {members for members, _ in found} == {Cluster(("n2:8888", "n1:8888", "n1:8889", "n1:8890", "n3:8888"), ())}
+    with pytest.raises(ConfigError, match=r"--num_ps=2, but Slurm's step has 5: "):
+        resolver.resolve(None, None, "ps", None, NumPs(2, has_workers=False), None, envs[0])
+
+
 def test_a_located_cluster_has_the_addresses_of_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of nodes that share a machine get its address and different ports, and keep their order."""
     monkeypatch.setattr(nodes, "lookup_nodes", lambda *_: {name: Machine("10.0.0.1", "vm") for name in ("n1", "n2")})

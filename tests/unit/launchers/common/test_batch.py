@@ -154,6 +154,23 @@ def test_tasks_on_several_hosts_are_started_by_the_scheduler(
 
 
 @both
+def test_a_service_has_servers_alone(launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get each other's addresses, and no flag of workers; the handle alone finds them."""
+    monkeypatch.setenv("TASK", "exit 0")
+    config = JobConfig(serve=True, model="service", num_ps=2, model_dir=str(directory / "m"))
+    asked = Job("service", config, python=str(directory / "python"), directory=str(directory))
+    job = launcher.submit(launcher.plan(asked))
+    found = launcher.find(job.handle.partition(":")[2])
+    assert ended(found).state == SUCCEEDED
+    assert list(found.status().tasks) == [PS, Task("ps", 1)]
+    port = port_of(job.handle.partition(":")[2].partition("@")[0])
+    for line in found.logs(None, follow=False):
+        assert f"--ps_hosts=127.0.0.1:{port},127.0.0.1:{port + 1} " in line.text
+        assert "--serve=1" in line.text
+        assert "worker" not in line.text
+
+
+@both
 def test_a_job_that_is_forgotten_is_known_by_its_files(
     launcher: BatchLauncher, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,16 @@ def test_a_job_without_ps_has_no_service_of_one() -> None:
     assert plan == golden("compose-without-ps.yaml", plan)
 
 
+def test_a_service_has_servers_alone() -> None:
+    """Two servers with their resources; the secret is the variable that Compose has, and no value is written."""
+    service = {"serve": True, "num_ps": 2, "ps_cpu": 2.0, "ps_memory": 2**30, "optimizer": "adam"}
+    plan = ComposeLauncher().plan(job_of("service", model="service", **service))
+    assert str(plan) == golden("compose-service.yaml", str(plan))
+    found = ComposeLauncher().client_addresses(plan)
+    assert found.hosts == ["ps-0:2222", "ps-1:2222"]
+    assert found.where == "in containers on the network service_training"
+
+
 def test_nothing_else_is_printed_nor_needed(tmp_path: Path) -> None:
     """--dry_run needs neither Docker nor TensorFlow: it works where the one is not and the other cannot be imported."""
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow is imported')")

@@ -48,6 +48,13 @@ def test_the_workers_decide_when_it_is_done() -> None:
     assert JobsLauncher().state([job("ps", "Failed"), job("worker", "Complete")]) == ("SUCCEEDED", "")
     assert JobsLauncher().state([job("ps", "Complete"), job("worker")]) == ("", "")
     assert JobsLauncher().state([job("ps", "Failed"), job("worker")]) == ("FAILED", "Why: so")
+
+
+def test_the_servers_decide_when_a_service_is_done() -> None:
+    """It has no other Job."""
+    assert JobsLauncher().state([job("ps", "Complete")]) == ("SUCCEEDED", "")
+    assert JobsLauncher().state([job("ps")]) == ("", "")
+    assert JobsLauncher().state([job("ps", "Failed")]) == ("FAILED", "Why: so")
     assert JobsLauncher().state([job("ps"), job("worker", "Failed")]) == ("FAILED", "Why: so")
     assert JobsLauncher().state([job("ps"), job("worker", "Suspended")]) == ("PENDING", "Why: so")
     assert JobsLauncher().replicas([job("ps"), job("worker", "", 3)]) == {"ps": 1, "worker": 3}

@@ -6,7 +6,7 @@ from typing import Any
 import kubeflow.training.models as kubeflow_models
 import kubernetes.client.models as kubernetes_models
 import pytest
-from support.kubernetes_jobs import FULL, SMALL, Object, kind_of, templates
+from support.kubernetes_jobs import FULL, SERVICE, SMALL, Object, kind_of, templates
 
 from tfps.jobs.spec import Job
 from tfps.launchers.kubernetes.tfjob import TFJobLauncher
@@ -30,7 +30,7 @@ def check(value: Any, kind: str) -> None:
             check(inner_value, model.openapi_types[fields[written]])
 
 
-@pytest.mark.parametrize("job", [SMALL, FULL])
+@pytest.mark.parametrize("job", [SMALL, FULL, SERVICE])
 def test_kubeflow_has_every_field(job: Job) -> None:
     """Kubeflow's own models have every field of the TFJob, down to the containers, with values of their types."""
     check(kind_of("tfjob", job, "TFJob"), "KubeflowOrgV1TFJob")
@@ -78,3 +78,15 @@ def test_the_conditions_tell_how_it_is(condition: str, state: str) -> None:
 def test_the_roles_are_counted() -> None:
     """What the cluster tells of a TFJob says how many tasks there are."""
     assert TFJobLauncher().replicas([kind_of("tfjob", FULL, "TFJob")]) == {"ps": 2, "worker": 3}
+
+
+def test_the_servers_of_a_service_are_workers_to_the_operator() -> None:
+    """Which counts a job as done by its workers alone. What it tells them by TF_CONFIG does not reach tfps."""
+    found = kind_of("tfjob", SERVICE, "TFJob")
+    assert list(found["spec"]["tfReplicaSpecs"]) == ["Worker"]
+    assert TFJobLauncher().replicas([found]) == {"ps": 2}
+    [container] = templates("tfjob", SERVICE)["ps"]["spec"]["containers"]
+    assert container["command"][:3] == ["env", "--unset=TF_CONFIG", "python"]
+    assert {"--job_name=ps", "--task_index=$(TASK_INDEX)", "--ps_hosts=$(PS_HOSTS)"} <= set(container["command"])
+    hosts = kind_of("tfjob", SERVICE, "ConfigMap")["data"]["ps_hosts"]
+    assert hosts == "service-worker-0:2222,service-worker-1:2222"

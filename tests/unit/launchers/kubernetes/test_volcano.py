@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support.kubernetes_jobs import FULL, SMALL, changed, kind_of, plan_of
+from support.kubernetes_jobs import FULL, SERVICE, SMALL, changed, kind_of, plan_of
 from support.processes import REPO
 
 from tfps.errors import ConfigError
@@ -18,7 +18,7 @@ _EVENTS = {"*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskComplet
 _ACTIONS = {"AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob", "ResumeJob"}
 
 
-@pytest.mark.parametrize("job", [SMALL, changed(FULL, FULL.model_source, queue="team.high")])
+@pytest.mark.parametrize("job", [SMALL, changed(FULL, FULL.model_source, queue="team.high"), SERVICE])
 def test_volcano_has_every_field(job: Job) -> None:
     """Volcano's schema takes the Job, and its webhook lets through each event and action."""
     spec = kind_of("volcano", job, "Job")["spec"]
@@ -50,6 +50,16 @@ def test_the_workers_complete_the_job() -> None:
     ps, worker = kind_of("volcano", FULL, "Job")["spec"]["tasks"]
     assert worker["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
     assert "policies" not in ps
+
+
+def test_the_servers_of_a_service_complete_it() -> None:
+    """A server alone gets its place by flags, as Volcano sets no TF_CONFIG for a job of one task."""
+    [ps] = kind_of("volcano", SERVICE, "Job")["spec"]["tasks"]
+    assert ps["policies"] == [{"event": "TaskCompleted", "action": "CompleteJob"}]
+    alone = {"--ps_hosts=service-ps-0.service:2222", "--job_name=ps", "--task_index=0"}
+    assert not alone & set(ps["template"]["spec"]["containers"][0]["command"])
+    [ps] = kind_of("volcano", changed(SERVICE, num_ps=1), "Job")["spec"]["tasks"]
+    assert alone <= set(ps["template"]["spec"]["containers"][0]["command"])
 
 
 def test_the_job_starts_again_as_often_as_it_says() -> None:

@@ -17,7 +17,7 @@ from tfps.jobs.events import LogLine
 from tfps.jobs.handle import FAILED, PENDING, RUNNING, TaskStatus
 from tfps.jobs.spec import Job
 from tfps.launchers.ray import cluster
-from tfps.launchers.ray.launcher import Plan, RayLauncher
+from tfps.launchers.ray.launcher import Plan, RayLauncher, with_token
 from tfps.launchers.ray.log_protocol import Reader, format_line, format_status, is_protocol
 
 GIB = 2**30
@@ -52,6 +52,18 @@ def test_a_plan_with_resources() -> None:
     resources = {"ps_cpu": 4.0, "ps_memory": 8 * GIB, "worker_cpu": 0.5, "worker_memory": 64 * GIB, "worker_gpu": 8}
     plan = str(RayLauncher().plan(_job(**resources, model_dir=f"/shared/{NASTY}", num_workers=2)))
     assert plan == golden("ray-full.yaml", plan)
+
+
+def test_a_plan_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers alone, as checked in; the secret is sent, and not printed."""
+    monkeypatch.setenv("TFPS_TOKEN", "the secret")
+    plan = RayLauncher().plan(_job(serve=True, model="service", num_ps=2, optimizer="adam", ps_cpu=2.0))
+    assert str(plan) == golden("ray-service.yaml", str(plan))
+    assert "the secret" not in str(plan)
+    sent = with_token(plan)
+    assert sent["runtime_env"]["env_vars"] == {**plan.request["runtime_env"]["env_vars"], "TFPS_TOKEN": "the secret"}
+    assert with_token(RayLauncher().plan(_job())) == RayLauncher().plan(_job()).request
+    assert RayLauncher().client_addresses(plan) is None
 
 
 def test_the_driver_gets_every_value_as_given(tmp_path: Path) -> None:

@@ -42,9 +42,14 @@ def planned(job: Job) -> Plan:
     return SlurmLauncher().plan(job)
 
 
-@pytest.mark.parametrize(("name", "job"), [("small", SMALL), ("full", FULL), ("without-ps", changed(SMALL, num_ps=0))])
-def test_golden(name: str, job: Job) -> None:
-    """A job of like tasks, one of 2 machines of 8 GPUs and 2 parameter servers without any, and one without PS."""
+SERVICE = changed(SMALL, model="service", serve=True, num_ps=2, optimizer="adam", ps_cpu=2.0, ps_memory=2**30)
+JOBS = {"small": SMALL, "full": FULL, "without-ps": changed(SMALL, num_ps=0), "service": SERVICE}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name: str) -> None:
+    """Like tasks; 2 machines of 8 GPUs and 2 parameter servers without any; workers alone; servers of a service."""
+    job = JOBS[name]
     plan = str(planned(job))
     assert plan == golden(f"slurm-{name}.sh", plan)
     assert not planned(job).is_printed_only

@@ -43,6 +43,18 @@ def test_golden_without_ps() -> None:
     assert plan == golden("hosts-without-ps.sh", plan)
 
 
+def test_golden_service() -> None:
+    """Two servers over ssh, each of which reads its secret from its input; by hand, the user's shell has it."""
+    hosts = "h0:2222,h1:2222"
+    job = changed(SMALL, serve=True, model="service", ps_hosts=hosts, worker_hosts=None, num_workers=3)
+    plan = HostsLauncher().plan(changed(job, ssh=True))
+    assert str(plan) == golden("hosts-service.sh", str(plan))
+    assert HostsLauncher().client_addresses(plan).hosts == hosts.split(",")
+    assert "TFPS_TOKEN" not in str(HostsLauncher().plan(job))
+    with pytest.raises(ConfigError, match="--ps_hosts is missing"):
+        HostsLauncher().plan(changed(job, ps_hosts=None))
+
+
 def test_lines_run_in_a_shell_with_every_value_as_given(tmp_path: Path) -> None:
     """The printed lines, given to shells, train together; a value full of a shell's characters arrives as it was."""
     odd = tmp_path / NASTY.replace("/", "")
