@@ -61,7 +61,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
         *("client/client", "client/connection", "client/servers", "runtime/service/gradients"),
-        *("runtime/service/listener", "runtime/service/placement", "runtime/service/session"),
+        *("runtime/service/listener", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [
         *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),
