@@ -62,7 +62,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
         *("client/background", "client/client", "client/connection", "client/rows", "client/servers"),
-        *("runtime/service/gradients", "runtime/service/placement", "runtime/service/session"),
+        *("runtime/service/gradients", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [
         *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),

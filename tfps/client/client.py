@@ -13,6 +13,7 @@ Example::
 
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import ssl
     from concurrent.futures import Future
 
+_WAIT_SECS = 30.0
 HOSTS, TOKEN, WORKER, TLS_CA = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER", "TFPS_TLS_CA"
 
 
@@ -211,11 +213,15 @@ class Client:
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""
         own = self._servers.first.another()  # so that other threads can push
+        left, deadline = timeout_secs, time.monotonic() + timeout_secs
         try:
-            answer = own.request("wait", step=str(step), secs=str(timeout_secs))
+            while True:  # in short waits: one is repeated if its connection is lost
+                answer = own.request("wait", step=str(step), secs=str(max(0.0, min(left, _WAIT_SECS))))
+                left = deadline - time.monotonic()
+                if int(answer.metadata["step"]) >= step or not left > 0:
+                    return int(answer.metadata["step"]) >= step
         finally:
             own.close()
-        return int(answer.metadata["step"]) >= step
 
     @property
     def dropped(self) -> int:

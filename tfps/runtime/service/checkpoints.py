@@ -18,8 +18,9 @@ from tfps.client.message import Array, TensorSpec
 from tfps.errors import CheckpointError, NotReadyError
 from tfps.runtime.checkpoint.restore import message_of
 from tfps.runtime.checkpoint.sharded_saver import SaveResult
-from tfps.runtime.service.first_server import ABOUT, STEP, FirstServer, Snapshot
+from tfps.runtime.service.first_server import ABOUT, STEP, FirstServer
 from tfps.runtime.service.pushes import Outcome, State
+from tfps.runtime.service.versions import Snapshot
 from tfps.text import show
 from tfps.tf_types import Session
 

@@ -9,65 +9,29 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from tfps.client.connection import Connection
-from tfps.client.message import Array, Header, Message, TensorSpec
+from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
 from tfps.runtime.service.gradients import part_of, push_id
-from tfps.runtime.service.placement import Placement, check_names, specs_of
-from tfps.runtime.service.pushes import RESTARTING, Push, Rules, State
+from tfps.runtime.service.placement import Placement, check_names, specs_as_text, specs_of
+from tfps.runtime.service.pushes import RESTARTING, Push, PushId, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
+from tfps.runtime.service.staged import StagedParts
 from tfps.runtime.service.store import Store
-from tfps.runtime.service.versions import Version
-from tfps.text import show
+from tfps.runtime.service.versions import Checkpoint, Snapshot, Version
 
 RESERVED = ABOUT, STEP = "tfps/service", "global_step"
 """The names of what a checkpoint has beside parameters and the optimizer's variables."""
 _LONGEST_WAIT_SECS = 3600.0
 
 log = logging.getLogger(__name__)
-
-
-class Checkpoint(Protocol):
-    """A checkpoint, as the first server reads it.
-
-    Attributes:
-        run: The identity of the run.
-        state: The number of the last update, and which pushes are in it.
-        specs: The parameters by name.
-    """
-
-    run: str
-    state: State
-    specs: Mapping[str, TensorSpec]
-
-    def read(self, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return the values of some parameters and of their slots, by the names of a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The values of one moment on all servers.
-
-    Attributes:
-        run: The identity of the run.
-        state: The number of the last update, and which pushes are in it.
-        names: The parameters.
-        parts: Returns, for each server, the values of its parameters and slots by name.
-    """
-
-    run: str
-    state: State
-    names: Sequence[str]
-    parts: Sequence[Callable[[], Mapping[str, Array]]] = field(default_factory=list)
 
 
 class FirstServer(Server):
@@ -85,6 +49,7 @@ class FirstServer(Server):
         self._others = others
         self._placement = Placement(1 + len(others))
         self._sequencer = Sequencer(rules, self._make)
+        self._staged = StagedParts(self._sequencer.has)
         self._pool = ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="others")
         self._forming = threading.Lock()
         self._methods |= {
@@ -188,15 +153,6 @@ class FirstServer(Server):
         self._versions.at_rest(lambda: None)
         self._placement.check_ready()
 
-    def _check_first_values(self, header: Header) -> None:
-        """Check what is announced of first values, by what the client has said before of all of them."""
-        super()._check_first_values(header)
-        self._placement.check_giver(header.metadata.get("giver", ""))
-        for name, spec in header.tensors.items():
-            expected = self._placement.specs.get(name[len(DENSE) :])
-            if expected != spec:
-                raise ServiceError(f"{show(name[len(DENSE) :])}: expected {expected}, given {spec}.")
-
     def _status(self, request: Message, session: Session) -> Message:
         answer = super()._status(request, session)
         return Message({**answer.metadata, "dropped": json.dumps(self.dropped())})
@@ -211,7 +167,17 @@ class FirstServer(Server):
         specs, (slots, own) = specs_of(request.metadata["specs"]), self._store.reserved()
         check_names(specs, slots, [*own, *RESERVED])
         giver = self._placement.begin(specs, session, session.is_closed)
+        if giver:
+            self._let_expect(giver)
         return Message({"giver": giver, "parameters": self._placement.described()})
+
+    def _let_expect(self, giver: str) -> None:
+        """Tell all servers what the client that gives the first values has said of them."""
+        generation = self.now.generation
+        for index, other in enumerate(self._others, 1):
+            specs = specs_as_text(self._placement.specs_of_server(index))
+            other.request("expect", giver=giver, specs=specs, generation=generation)
+        self._first_values.expect(giver, self._placement.specs_of_server(0))
 
     def _finish_init(self, request: Message, session: Session) -> Message:
         """Let all servers keep the first values that a client has given."""
@@ -227,18 +193,41 @@ class FirstServer(Server):
         said, part = request.metadata, part_of(request)
         self._store.check(part)
         push, servers = push_id(request, session), json.loads(said["servers"])
-        generation = self._versions.at_rest(lambda: self._staged.put(push, part))[0].generation
-        if any(other != generation for other in servers.values()):
-            raise NotReadyError(RESTARTING)  # parts of it are of another generation
-        others = [int(index) for index in servers]
-        computed = int(said["step"]), said["generation"]
-        outcome = self._sequencer.push(Push(push, session.worker, *computed, generation, others), session.is_closed)
-        self._staged.drop(push)
+        now, end_use = self._versions.at_rest(lambda: self._staged.use(push, part))
+        generation = now.generation
+        try:
+            if any(other != generation for other in servers.values()):
+                raise NotReadyError(RESTARTING)  # parts of it are of another generation
+            others = self._hold_parts(push, servers, generation)
+            computed = int(said["step"]), said["generation"]
+            outcome = self._sequencer.push(Push(push, session.worker, *computed, generation, others), session.is_closed)
+        finally:
+            end_use()
         made = {"made": str(outcome.step), "applied": str(int(outcome.is_applied))}
         if "pull" not in said:
             return Message({**self._about(Version(generation, outcome.step)), **made})
         now, values = self._versions.read(json.loads(said["pull"]))
         return Message({**self._about(now), **made}, {DENSE + name: value for name, value in values.items()})
+
+    def _hold_parts(self, push: PushId, servers: Iterable[str], generation: str) -> Sequence[int]:
+        """Let other servers keep the parts of a push, and return their indices.
+
+        Raises:
+            ServiceError: If there is no such server, or it has no part.
+        """
+        indices = [int(index) for index in servers]
+        if any(not 0 < index <= len(self._others) for index in indices):
+            raise ServiceError(f"push {push.number}: the other servers are 1 to {len(self._others)}, given {indices}.")
+        text = json.dumps([push.client, push.number, *self._staged.held(push.client)])
+        for index in indices:
+            try:
+                self._others[index - 1].request("hold", push=text, generation=generation)
+            except PeerLostError:
+                raise NotReadyError(RESTARTING) from None
+            except ServiceError:
+                if not self._sequencer.knows(push):  # a push that is sent again may be in an update already
+                    raise
+        return indices
 
     def _make(self, number: int, pushes: Sequence[Push]) -> None:
         """Make an update on all servers; the sequencer calls it."""

@@ -34,6 +34,22 @@ def part_of(request: Message) -> Part:
     return part
 
 
+def check_rows(tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec]) -> None:
+    """Check what is announced of rows: that it is no more than can be meant.
+
+    Raises:
+        ServiceError: If it is of no parameter, or too much.
+    """
+    for name, spec in tensors.items():
+        if not name.startswith((IDS, ROWS)):
+            continue
+        own = specs.get(name[len(ROWS) :])
+        if own is None:
+            raise ServiceError(f"{show(name[len(ROWS) :])} is no parameter.")
+        if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
+            raise ServiceError(f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time.")
+
+
 def push_id(request: Message, session: Session) -> PushId:
     """Return the identity of a push.
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+_MOST_GONE = 1000  # without a dropped push
+
 
 @dataclass
 class _Worker:
@@ -26,17 +28,25 @@ class LiveWorkers:
     def __init__(self, timeout_secs: float, clock: Callable[[], float]) -> None:
         self._timeout_secs, self._clock = timeout_secs, clock
         self._workers: dict[int, _Worker] = {}
+        self._most = _MOST_GONE
 
     def connected(self, index: int, change: int) -> None:
         """Note that a worker has made a connection (1), or has lost one (-1).
 
         One that is new, or was gone, is as far as the slowest of the others: nobody waits until it has caught up.
         """
-        known = self._workers.setdefault(index, _Worker(last_seen=float("-inf")))
+        known = self._worker(index)
         if not self.lives(index):
             known.steps = max(known.steps, self._fewest())
         known.connections += change
         known.last_seen, known.has_left = self._clock(), False
+
+    def _worker(self, index: int) -> _Worker:
+        """Return what is known of a worker; forget others that are gone before there are too many."""
+        if index not in self._workers and len(self._workers) >= self._most:
+            kept = {i: one for i, one in self._workers.items() if one.dropped or self.lives(i)}
+            self._workers, self._most = kept, 2 * len(kept) + _MOST_GONE
+        return self._workers.setdefault(index, _Worker(last_seen=float("-inf")))
 
     def leave(self, index: int) -> None:
         """Note that a worker has said that it is done: without a connection, it holds nobody."""
@@ -52,11 +62,11 @@ class LiveWorkers:
 
     def seen(self, index: int) -> None:
         """Note that a worker has pushed something."""
-        self._workers.setdefault(index, _Worker()).last_seen = self._clock()
+        self._worker(index).last_seen = self._clock()
 
     def stepped(self, index: int) -> None:
         """Count a push of a worker that is in an update."""
-        self._workers[index].steps += 1
+        self._worker(index).steps += 1
 
     def restart(self) -> None:
         """Count the steps from 0 again."""
@@ -65,14 +75,14 @@ class LiveWorkers:
 
     def lead(self, index: int) -> int:
         """Return by how many steps a worker is ahead of the slowest one that lives."""
-        return self._workers[index].steps - self._fewest()
+        return self._worker(index).steps - self._fewest()
 
     def _fewest(self) -> int:
         return min((worker.steps for index, worker in self._workers.items() if self.lives(index)), default=0)
 
     def drop(self, index: int) -> None:
         """Count a push of a worker that came too late."""
-        self._workers[index].dropped += 1
+        self._worker(index).dropped += 1
 
     @property
     def dropped(self) -> Mapping[int, int]:

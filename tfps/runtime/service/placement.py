@@ -8,6 +8,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +90,10 @@ class Placement:
             self._specs, self._places = dict(specs or {}), _places(specs or {}, self._num_ps)
             self._changed.notify_all()
 
+    def specs_of_server(self, index: int) -> Mapping[str, TensorSpec]:
+        """Return the parameters of a server, and what each has to be."""
+        return {name: self._specs[name] for name in self.of_server(index)}
+
     def of_server(self, index: int) -> list[str]:
         """Return the parameters of a server."""
         return [name for name, place in self._places.items() if place == index]
@@ -127,6 +132,56 @@ class Placement:
             raise ServiceError(f"{show(missing[0])} is missing: the service has {len(self._specs)} parameters.")
 
 
+class FirstValues:
+    """What a server has to get before its parameters have values, from which client, and whether it has got it."""
+
+    def __init__(self) -> None:
+        self._giver, self._is_complete = "", False
+        self._specs: Mapping[str, TensorSpec] = {}
+
+    def expect(self, giver: str, specs: Mapping[str, TensorSpec]) -> None:
+        """Wait for the values of a client."""
+        self._giver, self._specs, self._is_complete = giver, dict(specs), False
+
+    def check(self, giver: str, specs: Mapping[str, TensorSpec]) -> None:
+        """Check what a client announces, before it arrives.
+
+        Raises:
+            NotReadyError: If another client gives the values.
+            ServiceError: If it is not what was said of it.
+        """
+        if not giver or giver != self._giver:
+            raise NotReadyError("another client gives the first values.")
+        for name in {**self._specs, **specs}:
+            if specs.get(name) != self._specs.get(name):
+                given = specs.get(name, "nothing")
+                raise ServiceError(f"{show(name)}: expected {self._specs.get(name, 'nothing')}, given {given}.")
+
+    def got(self, giver: str) -> None:
+        """Note that they are here."""
+        self._is_complete = giver == self._giver
+
+    def check_complete(self, giver: str) -> None:
+        """Check that they are here.
+
+        Raises:
+            NotReadyError: If not, or if another client gives them now.
+        """
+        if not giver or giver != self._giver or not self._is_complete:
+            raise NotReadyError("the first values are not here.")
+
+
+def check_finite(values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Check first values: what is not finite could never be saved.
+
+    Raises:
+        ServiceError: If one is not finite.
+    """
+    for name, value in values.items():
+        if not np.isfinite(value).all():
+            raise ServiceError(f"{show(name)}: the first value has {'NaN' if np.isnan(value).any() else 'Inf'}.")
+
+
 def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserved: Collection[str]) -> None:
     """Check that parameters can be in a checkpoint beside the optimizer's own variables.
 
@@ -144,6 +199,11 @@ def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserve
             raise ServiceError(f"{show(name)} is no name for a parameter: the checkpoint has it for something else.")
         if spec.dtype.kind != "f":
             raise ServiceError(f"{show(name)}: expected float16, float32 or float64, given {spec}.")
+
+
+def specs_as_text(specs: Mapping[str, TensorSpec]) -> str:
+    """Return what ``specs_of`` reads."""
+    return json.dumps({name: [spec.dtype.name, list(spec.shape)] for name, spec in specs.items()})
 
 
 def specs_of(text: str) -> Mapping[str, TensorSpec]:

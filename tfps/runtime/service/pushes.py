@@ -7,6 +7,8 @@ more.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from tfps.errors import ServiceError
+
 RESTARTING = "the service begins again from its last checkpoint."
 """Why nothing can be decided about a push for now: the message of ``NotReadyError``."""
 
@@ -95,3 +97,15 @@ class State:
 
     step: int = 0
     decided: Mapping[str, tuple[int, Outcome]] = field(default_factory=dict)
+
+
+def check_terms(server: str, theirs: Mapping[str, object], mine: Mapping[str, object]) -> None:
+    """Check that a server has the terms of the first server.
+
+    Raises:
+        ServiceError: If it has others.
+    """
+    differing = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+    if differing:
+        shown = ", ".join(f"{name} is {theirs.get(name)} there, {mine.get(name)} here" for name in differing)
+        raise ServiceError(f"{server} was started with other flags than ps/0: {shown}.")

@@ -67,6 +67,14 @@ class Sequencer:
         """The number of updates that were made."""
         return self._step
 
+    def has(self, push: PushId) -> bool:
+        """Return whether a push waits, or is in an update that is being made."""
+        return push in self._waiting
+
+    def knows(self, push: PushId) -> bool:
+        """Return whether a push waits, or was decided, or a later one of its client."""
+        return push in self._waiting or push.number <= self._decided.get(push.client, (0, None))[0]
+
     @contextmanager
     def paused(self) -> Iterator[State]:
         """Make no update while this context lasts; it has what a checkpoint holds."""
@@ -145,9 +153,7 @@ class Sequencer:
             self._check_end()
             if push.staged_in != self._generation:
                 raise NotReadyError(RESTARTING)
-            waiting = self._waiting.get(push.id)
-            if waiting is None:
-                waiting = self._admitted(push)
+            waiting = self._waiting.get(push.id) or self._admitted(push)
             group = [] if waiting.outcome else self._group(waiting)
         if group:
             self._update(group)
@@ -288,6 +294,5 @@ class Sequencer:
             return waiting.outcome
 
     def _may_go_on(self, index: int) -> bool:
-        if self._rules.mode != "ssp" or self._failure:
-            return True
-        return self._workers.lead(index) <= self._rules.staleness
+        is_free = self._rules.mode != "ssp" or self._failure is not None
+        return is_free or self._workers.lead(index) <= self._rules.staleness

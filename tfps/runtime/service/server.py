@@ -12,26 +12,23 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+from tfps import errors
 from tfps.client.message import Array, Header, Message, TensorSpec
-from tfps.client.servers import DENSE, IDS, ROWS
-from tfps.errors import (
-    CheckpointError,
-    ConfigError,
-    DivergedError,
-    NotReadyError,
-    ServiceError,
-    StorageError,
-    TfpsError,
-)
-from tfps.runtime.service.gradients import Part, check_ids, part_of, push_id
-from tfps.runtime.service.pushes import PushId
+from tfps.client.servers import DENSE
+from tfps.errors import NotReadyError, ServiceError, TfpsError
+from tfps.runtime.service.gradients import Part, check_ids, check_rows, part_of, push_id
+from tfps.runtime.service.placement import FirstValues, check_finite, specs_of
+from tfps.runtime.service.pushes import PushId, check_terms
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
 from tfps.runtime.service.store import Store
 from tfps.runtime.service.versions import Version, Versions
 from tfps.text import show
 
+_FATAL = (errors.ConfigError, errors.CheckpointError, errors.DivergedError, errors.StorageError, ServiceError)
+_Given = TypeVar("_Given")
 _NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
 
 
@@ -60,7 +57,7 @@ class Server:
         self._staged: StagedParts[Part] = StagedParts()
         self._sessions: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._giver, self._has_first_values = "", False
+        self._first_values, self._has_first_values = FirstValues(), False
         self._snapshot: tuple[Version, Mapping[str, Array]] = Version(), {}
         self._is_stopping = False
         self._methods: dict[str, Callable[[Message, Session], Message]] = {
@@ -70,7 +67,7 @@ class Server:
         self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {
             **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
             **{"snapshot": self._take_snapshot, "state": self._state, "forget": self._forget_snapshot},
-            "end": self._end,
+            **{"end": self._end, "expect": self._expect, "hold": self._hold},
         }
 
     def joined(self, session: Session) -> None:
@@ -134,23 +131,13 @@ class Server:
             raise NotReadyError("other first values came before.")
         if any(not name.startswith(DENSE) for name in header.tensors):
             raise ServiceError("init takes arrays by name, as d/NAME.")
+        self._first_values.check(header.metadata.get("giver", ""), _dense(header.tensors))
 
     def _check_gradients(self, tensors: Mapping[str, TensorSpec]) -> None:
         """Check what is announced of gradients; of rows, that they are no more than can be meant."""
         self._check_ready()
-        dense = {name[len(DENSE) :]: spec for name, spec in tensors.items() if name.startswith(DENSE)}
-        self._store.check_announced(dense)
-        specs = self._store.specs
-        for name, spec in tensors.items():
-            if not name.startswith((IDS, ROWS)):
-                continue
-            own = specs.get(name[len(ROWS) :])
-            if own is None:
-                raise ServiceError(f"{show(name[len(ROWS) :])} is no parameter.")
-            if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
-                raise ServiceError(
-                    f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time."
-                )
+        self._store.check_announced(_dense(tensors))
+        check_rows(tensors, self._store.specs)
 
     def _check_ready(self) -> None:
         """Check that there are parameters.
@@ -173,14 +160,16 @@ class Server:
 
     def _init(self, request: Message, session: Session) -> Message:
         del session
-        values = {name[len(DENSE) :]: array for name, array in request.tensors.items()}
+        giver, values = request.metadata["giver"], _dense(request.tensors)
 
         def take() -> None:
             if self._has_first_values:
                 raise NotReadyError("other first values came before.")
+            self._first_values.check(giver, {name: TensorSpec.of(value) for name, value in values.items()})
             self._store.create(values)
-            self._giver = request.metadata["giver"]
+            self._first_values.got(giver)
 
+        check_finite(values)
         self._versions.at_rest(take)
         return Message({})
 
@@ -189,8 +178,7 @@ class Server:
         del session
 
         def keep() -> None:
-            if self._giver != request.metadata["giver"]:
-                raise NotReadyError("the first values are not here.")
+            self._first_values.check_complete(request.metadata["giver"])
             self._has_first_values = True
 
         self._versions.at_rest(keep)
@@ -225,18 +213,10 @@ class Server:
     def _begin(self, request: Message, session: Session) -> Message:
         """Begin a generation with the values of a checkpoint, or with none."""
         del session
-        self._check_terms(request.metadata["terms"])
-        state = {name[len(DENSE) :]: array for name, array in request.tensors.items()}
+        check_terms(f"ps/{self.index}", json.loads(request.metadata["terms"]), json.loads(self._terms))
         names = json.loads(request.metadata["names"])
-        self.begin(_version_in(request), request.metadata["run"], names, state)
+        self.begin(_version_in(request), request.metadata["run"], names, _dense(request.tensors))
         return Message({})
-
-    def _check_terms(self, given: str) -> None:
-        theirs, mine = json.loads(given), json.loads(self._terms)
-        differing = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
-        if differing:
-            shown = ", ".join(f"{name} is {theirs.get(name)} there, {mine.get(name)} here" for name in differing)
-            raise ServiceError(f"ps/{self.index} was started with other flags than ps/0: {shown}.")
 
     def begin(self, now: Version, run: str, names: Sequence[str] | None, state: Mapping[str, Array]) -> None:
         """Begin a generation.
@@ -251,10 +231,25 @@ class Server:
         def take() -> None:
             self._staged.clear()
             self._store.restore(names or [], state)
-            self._has_first_values, self._giver = names is not None, ""
+            self._has_first_values, self._first_values = names is not None, FirstValues()
 
         self.run = run
         self._versions.begin(now, take)
+
+    def _expect(self, request: Message, session: Session) -> Message:
+        """Wait for the first values of a client, which has said of each what it is."""
+        del session
+        said, specs = request.metadata, specs_of(request.metadata["specs"])
+        self._versions.at_rest(lambda: self._first_values.expect(said["giver"], specs), said["generation"])
+        return Message({})
+
+    def _hold(self, request: Message, session: Session) -> Message:
+        """Keep the part of a push that the first server is about to decide about."""
+        del session
+        client, number, *others = json.loads(request.metadata["push"])
+        held = PushId(client, number)
+        self._versions.at_rest(lambda: self._staged.hold(held, others), request.metadata["generation"])
+        return Message({})
 
     def _apply(self, request: Message, session: Session) -> Message:
         """Make an update; do nothing if it was made, and the first server asks again."""
@@ -289,8 +284,7 @@ class Server:
     def _end(self, request: Message, session: Session) -> Message:
         del session
         if code := int(request.metadata.get("code", "0")):
-            kinds = (ConfigError, CheckpointError, DivergedError, StorageError, ServiceError)
-            kind = next((each for each in kinds if each.exit_code == code), TfpsError)
+            kind = next((each for each in _FATAL if each.exit_code == code), TfpsError)
             self.error = kind(f"ps/0 has failed: {request.metadata['message']}")
         self.is_over = True
         return Message({})
@@ -298,3 +292,7 @@ class Server:
 
 def _version_in(request: Message) -> Version:
     return Version(request.metadata["generation"], int(request.metadata["step"]))
+
+
+def _dense(tensors: Mapping[str, _Given]) -> dict[str, _Given]:
+    return {name[len(DENSE) :]: given for name, given in tensors.items() if name.startswith(DENSE)}

@@ -3,41 +3,110 @@
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tfps.errors import ServiceError
 from tfps.runtime.service.pushes import PushId
 
 _KEPT_SECS = 600.0
+_MOST_HELD = 8  # pushes of one client that are under way at a time: it was interrupted in all of them but one
 
 _Part = TypeVar("_Part")
 
 
-class StagedParts(Generic[_Part]):
-    """The parts, by push. A client has one push under way, so a later one of it replaces an earlier one.
+@dataclass
+class _Staged(Generic[_Part]):
+    """A part, until when it is kept, whether an update may want it, and how many requests are about it."""
 
-    A client that is gone may come back for a while. Then its part is forgotten.
+    part: _Part
+    until: float = math.inf
+    is_held: bool = False
+    requests: int = 0
+
+
+class StagedParts(Generic[_Part]):
+    """The parts, by push. Of each client, the newest part is kept, and those that are *held*: an update may want them.
+
+    A client has one push under way, but one that was interrupted may push again while its last push still waits. A
+    client that is gone may come back for a while. Then its parts are forgotten.
+
+    Args:
+        is_open: Returns whether an update may want a push, where that is known.
     """
 
-    def __init__(self) -> None:
-        self._parts: dict[str, tuple[int, _Part, float]] = {}
-        self._lock = threading.Lock()
+    def __init__(self, is_open: Callable[[PushId], bool] | None = None) -> None:
+        self._is_open = is_open or (lambda _: False)
+        self._parts: dict[str, dict[int, _Staged[_Part]]] = {}
+        self._lock = threading.RLock()
 
     def put(self, push: PushId, part: _Part) -> None:
         """Keep a part; not one that a broken connection delivers after a later one."""
         with self._lock:
-            if push.client not in self._parts or push.number >= self._parts[push.client][0]:
-                self._parts[push.client] = push.number, part, math.inf
+            own = self._parts.setdefault(push.client, {})
+            known = own.get(push.number)
+            if known and known.is_held:
+                known.until = math.inf  # sent again: the same
+            elif push.number >= max(own, default=0):
+                self._keep(push.client, [number for number, one in own.items() if one.is_held])
+                self._parts.setdefault(push.client, {})[push.number] = _Staged(part)
+
+    def hold(self, push: PushId, others: Collection[int]) -> None:
+        """Keep a part until an update takes it.
+
+        Args:
+            push: Its push.
+            others: The numbers of the client's other pushes that are under way: of no earlier others are parts kept.
+
+        Raises:
+            ServiceError: If it is not here, or too many of the client are under way.
+        """
+        with self._lock:
+            own = self._parts.get(push.client, {})
+            if push.number not in own:
+                raise ServiceError(f"push {push.number}: a part of it is not here: stage all parts, in order.")
+            if sum(number != push.number for number in others) >= _MOST_HELD:
+                raise ServiceError(f"push {push.number}: {_MOST_HELD} pushes of this client are under way already.")
+            self._keep(push.client, [number for number in own if number >= push.number or number in others])
+            own[push.number].is_held = True
+
+    def use(self, push: PushId, part: _Part) -> Callable[[], None]:
+        """Put and hold a part for a request about its push; return what ends that. An open push is held beyond it.
+
+        Raises:
+            ServiceError: As ``hold`` does.
+        """
+        with self._lock:
+            self.put(push, part)
+            self.hold(push, self.held(push.client))
+            one = self._parts[push.client][push.number]
+            one.requests += 1
+
+        def end() -> None:
+            with self._lock:
+                one.requests -= 1
+                own = self._parts.get(push.client, {})
+                if own.get(push.number) is one and push.number not in self.held(push.client):
+                    self._keep(push.client, [number for number in own if number != push.number])
+
+        return end
+
+    def held(self, client: str) -> list[int]:
+        """Return the numbers of a client's pushes whose parts an update may want, where that is known."""
+        with self._lock:
+            own = self._parts.get(client, {})
+            return [n for n, one in own.items() if one.is_held and (one.requests or self._is_open(PushId(client, n)))]
 
     def left(self, client: str) -> None:
         """Note that a client has no connection any more; forget the parts of those that left long ago."""
         now = time.monotonic()
         with self._lock:
-            if client in self._parts:
-                self._parts[client] = *self._parts[client][:2], now + _KEPT_SECS
-            for old in [name for name, (_, _, until) in self._parts.items() if until < now]:
-                del self._parts[old]
+            for one in self._parts.get(client, {}).values():
+                one.until = now + _KEPT_SECS
+            for name, own in list(self._parts.items()):
+                held = self.held(name)
+                self._keep(name, [number for number, one in own.items() if one.until >= now or number in held])
 
     def take(self, pushes: Sequence[PushId]) -> list[_Part]:
         """Return the parts of some pushes, and forget them.
@@ -46,24 +115,23 @@ class StagedParts(Generic[_Part]):
             ServiceError: If one is not there; then nothing is forgotten.
         """
         with self._lock:
-            found: Mapping[str, tuple[int, _Part, float]] = {
-                push.client: self._parts[push.client]
-                for push in pushes
-                if push.client in self._parts and self._parts[push.client][0] == push.number
-            }
+            found = {push: own for push in pushes if push.number in (own := self._parts.get(push.client, {}))}
             if len(found) < len(pushes):
                 raise ServiceError(f"{len(pushes) - len(found)} of {len(pushes)} parts of an update are not here.")
-            for client in found:
-                del self._parts[client]
-            return [found[push.client][1] for push in pushes]
-
-    def drop(self, push: PushId) -> None:
-        """Forget the part of a push, if it is there."""
-        with self._lock:
-            if push.client in self._parts and self._parts[push.client][0] == push.number:
-                del self._parts[push.client]
+            parts = [found[push].pop(push.number).part for push in pushes]
+            for push in pushes:
+                self._keep(push.client, list(found[push]))
+            return parts
 
     def clear(self) -> None:
         """Forget all parts."""
         with self._lock:
             self._parts.clear()
+
+    def _keep(self, client: str, numbers: Collection[int]) -> None:
+        """Forget the parts of a client but some."""
+        own = self._parts.get(client, {})
+        for number in [number for number in own if number not in numbers]:
+            del own[number]
+        if not own:
+            self._parts.pop(client, None)

@@ -11,11 +11,12 @@ have the number of one that was lost, so versions of two generations are never m
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from tfps.client.message import Array
+from tfps.client.message import Array, TensorSpec
 from tfps.errors import NotReadyError
+from tfps.runtime.service.pushes import State
 
 _KEPT, _KEPT_SECS = 8, 5.0  # versions, and how long after a read
 _LOOK_SECS = 0.5
@@ -41,6 +42,40 @@ class Version:
 
     generation: str = ""
     step: int = 0
+
+
+class Checkpoint(Protocol):
+    """A checkpoint, as the first server reads it.
+
+    Attributes:
+        run: The identity of the run.
+        state: The number of the last update, and which pushes are in it.
+        specs: The parameters by name.
+    """
+
+    run: str
+    state: State
+    specs: Mapping[str, TensorSpec]
+
+    def read(self, names: Sequence[str]) -> Mapping[str, Array]:
+        """Return the values of some parameters and of their slots, by the names of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The values of one moment on all servers.
+
+    Attributes:
+        run: The identity of the run.
+        state: The number of the last update, and which pushes are in it.
+        names: The parameters.
+        parts: Returns, for each server, the values of its parameters and slots by name.
+    """
+
+    run: str
+    state: State
+    names: Sequence[str]
+    parts: Sequence[Callable[[], Mapping[str, Array]]] = field(default_factory=list)
 
 
 class Versions:
@@ -110,14 +145,14 @@ class Versions:
 
         return self.at_rest(act)
 
-    def at_rest(self, act: Callable[[], _Found]) -> tuple[Version, _Found]:
+    def at_rest(self, act: Callable[[], _Found], generation: str | None = None) -> tuple[Version, _Found]:
         """Return the moment, and what a function returns that is called while no update is made.
 
         Raises:
-            NotReadyError: If no generation has begun.
+            NotReadyError: If no generation has begun, or another one than asked for.
         """
         with self._changed:
-            self._check(self._now.generation)
+            self._check(self._now.generation if generation is None else generation)
             return self._now, act()
 
     def read_at(

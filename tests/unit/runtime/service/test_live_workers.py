@@ -79,3 +79,23 @@ def test_what_came_too_late_is_counted_by_worker() -> None:
     workers.drop(1)
     workers.drop(1)
     assert workers.dropped == {0: 0, 1: 2}
+
+
+def test_workers_that_are_gone_are_forgotten_when_they_are_many() -> None:
+    """But none that lives, or whose dropped pushes are reported; a late word of one that is forgotten does no harm."""
+    clock = Clock()
+    workers = LiveWorkers(10.0, clock)
+    workers.connected(0, 1)
+    workers.connected(1, 1)
+    workers.drop(1)
+    workers.connected(1, -1)
+    for index in range(2, 3_000):
+        clock.now += 1.0
+        workers.connected(index, 1)
+        workers.connected(index, -1)
+    assert len(workers.dropped) < 1_100
+    assert workers.dropped[0] == 0
+    assert workers.dropped[1] == 1
+    workers.stepped(2)
+    workers.leave(3)
+    assert workers.lead(0) == 0

@@ -311,6 +311,31 @@ def test_a_wait_ends_with_the_updates() -> None:
         assert waiting.result(30)
 
 
+def test_a_wait_is_as_long_as_asked_for() -> None:
+    """Though its connections are lost, and a server waits for a shorter time."""
+    with service() as running, running.client() as ps, mock.patch("tfps.client.client._WAIT_SECS", 0.05):
+        ps.init(FIRST)
+        over = threading.Event()
+
+        def cut() -> None:
+            while not over.wait(0.2):
+                with running.listeners[0]._lock:
+                    for each in running.listeners[0]._open:
+                        each.shutdown(socket.SHUT_RDWR)
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        began = time.monotonic()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(ps.wait, 1, 3600.0)
+            assert not ps.wait(1, 1.0)
+            over.set()
+            cutting.join()
+            assert ps.push(ONES) == 1
+            assert waiting.result(60)
+        assert time.monotonic() - began >= 1.0
+
+
 def test_a_push_in_the_background_is_of_the_parameters_of_its_call() -> None:
     """A pull between the call and the push does not make the gradient newer: in sync it is too late."""
     with service(rules=Rules("sync", 2)) as running, running.client(0) as one, running.client(1) as other:
