@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfps.client.client import Client, connect
+    from tfps.client.client import Client
+    from tfps.client.connect import connect
     from tfps.client.serve import serve
     from tfps.cluster.spec import Cluster, Task
     from tfps.config.job_config import JobConfig
@@ -44,7 +45,7 @@ _MODULES = {
     "ModelSpec": "tfps.models.spec",
     "Task": "tfps.cluster.spec",
     "TfpsError": "tfps.errors",
-    "connect": "tfps.client.client",
+    "connect": "tfps.client.connect",
     "make_optimizer": "tfps.optimizers.registry",
     "serve": "tfps.client.serve",
 }

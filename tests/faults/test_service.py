@@ -27,7 +27,8 @@ from support.processes import (
     wait_gone,
 )
 
-from tfps.client.client import Client, connect
+from tfps.client.client import Client
+from tfps.client.connect import connect
 from tfps.cluster.ports import held_ports
 from tfps.errors import PeerLostError, ServiceEndedError, ServiceError
 

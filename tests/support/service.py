@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tfps.client.client import Client, connect
+from tfps.client.client import Client
+from tfps.client.connect import connect
 from tfps.client.connection import Connection, Identity
 from tfps.errors import ServiceEndedError
 from tfps.runtime.service.first_server import FirstServer

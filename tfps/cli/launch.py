@@ -9,7 +9,7 @@ from pathlib import Path
 from tfps.cli import serving
 from tfps.cli.command import JOB, Command, found_from_anywhere, new_model_dir
 from tfps.cli.validation import ProblemCollector, check_job
-from tfps.client.client import HOSTS
+from tfps.client.connect import HOSTS
 from tfps.cluster import ports
 from tfps.cluster.spec import Task
 from tfps.config.job_config import JobConfig

@@ -5,7 +5,7 @@ import sys
 from typing import Any, TextIO
 
 from tfps.cli.validation import ProblemCollector
-from tfps.client.client import HOSTS
+from tfps.client.connect import HOSTS
 from tfps.config.command_options import SubmitOptions
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.config.launch_protocol import TOKEN

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from tfps.client.client import HOSTS
+from tfps.client.connect import HOSTS
 from tfps.errors import ServiceError
 from tfps.timeouts import KILL_AFTER_SECS
 

@@ -8,7 +8,7 @@ from support.processes import run_tfps
 from tfps.cli import main
 from tfps.cli.serving import check_flags
 from tfps.cli.validation import ProblemCollector
-from tfps.client.client import TOKEN
+from tfps.client.connect import TOKEN
 from tfps.config import launch_protocol
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError

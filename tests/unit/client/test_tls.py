@@ -10,7 +10,7 @@ pytest.importorskip("tensorflow")  # which the certificates' module needs
 from support.certificates import Authority
 
 from tfps.client import tls
-from tfps.client.client import connect
+from tfps.client.connect import connect
 from tfps.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.client import tls
-from tfps.client.client import TOKEN
+from tfps.client.connect import TOKEN
 from tfps.cluster.addresses import split
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig

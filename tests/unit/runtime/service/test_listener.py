@@ -13,7 +13,7 @@ from support.recorder import Recorder
 from support.service import Wire, service
 
 from tfps.client import tls
-from tfps.client.client import connect
+from tfps.client.connect import connect
 from tfps.errors import ServiceError
 from tfps.runtime.service.service_task import Encryption
 

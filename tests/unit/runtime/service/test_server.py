@@ -18,7 +18,8 @@ from support.service import FIRST, ONES, service, together
 
 from tfps.client import connection
 from tfps.client import message as messages
-from tfps.client.client import Client, connect
+from tfps.client.client import Client
+from tfps.client.connect import connect
 from tfps.client.message import Message
 from tfps.errors import ConfigError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.runtime.service.pushes import Rules

@@ -1,0 +1,86 @@
+"""Connecting to a parameter service, with what the arguments or the environment of the process say."""
+
+import os
+from typing import TYPE_CHECKING
+
+from tfps.client.client import Client
+from tfps.client.connection import Connection, Identity
+from tfps.client.servers import Servers
+from tfps.cluster.addresses import parse_hosts
+from tfps.errors import ConfigError
+from tfps.text import show
+
+if TYPE_CHECKING:
+    import ssl
+
+HOSTS, TOKEN, WORKER, TLS_CA = "TFPS_PS_HOSTS", "TFPS_TOKEN", "TFPS_WORKER", "TFPS_TLS_CA"
+
+
+def connect(
+    ps_hosts: str | None = None,
+    *,
+    worker: int | None = None,
+    token: str | None = None,
+    start_timeout_secs: float = 60.0,
+    retry_secs: float = 60.0,
+    tls: "ssl.SSLContext | None" = None,
+) -> Client:
+    """Connect to a service, and return the client.
+
+    Args:
+        ps_hosts: The addresses of the servers, ``host:port`` with commas between; by default, those in
+            ``TFPS_PS_HOSTS``.
+        worker: The index of this worker, in modes in which workers wait for each other; by default, that in
+            ``TFPS_WORKER``, or 0.
+        token: The secret of the service; by default, that in ``TFPS_TOKEN``, or none.
+        start_timeout_secs: How long to wait for servers that are not there yet.
+        retry_secs: How long to try to reach a server again that is lost.
+        tls: How to encrypt, and whose certificates to accept; by default, those of the file in ``TFPS_TLS_CA``, or
+            without TLS if it is not set.
+
+    Raises:
+        ConfigError: If no address is given, or one is wrong, or the file in ``TFPS_TLS_CA`` is.
+        ClusterFormError: If a server does not answer in time.
+        ServiceError: If a server refuses this client, or its certificate is not accepted.
+    """
+    identity = _identity(worker, token)
+    addresses, tls = _addresses(ps_hosts), tls or _tls()
+    connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
+    servers = Servers(connections, retry_secs)
+    try:
+        servers.check()
+    except BaseException:
+        servers.close()
+        raise
+    return Client(servers)
+
+
+def _addresses(ps_hosts: str | None) -> list[str]:
+    given = ps_hosts or os.environ.get(HOSTS, "")
+    addresses = [address for address in given.split(",") if address]
+    if not addresses:
+        raise ConfigError(f"no address of a service: give ps_hosts, or set {HOSTS}, as host:port,host:port.")
+    problems: list[str] = []
+    parse_hosts("ps_hosts", ",".join(addresses), problems)
+    if problems:
+        raise ConfigError(problems)
+    return addresses
+
+
+def _tls() -> "ssl.SSLContext | None":
+    if not (ca := os.environ.get(TLS_CA)):
+        return None
+    from tfps.client.tls import client_context  # noqa: PLC0415  slow to import, and only some need it
+
+    return client_context(TLS_CA, ca)
+
+
+def _identity(worker: int | None, token: str | None) -> Identity:
+    from tfps import __version__  # noqa: PLC0415  tfps imports this module
+
+    given = os.environ.get(WORKER) or "0"
+    if worker is None and not given.isdecimal():
+        raise ConfigError(f"{WORKER}={show(given)} is no index of a worker: give 0, 1, 2, ...")
+    index = int(given) if worker is None else worker
+    secret = os.environ.get(TOKEN, "") if token is None else token
+    return Identity(os.urandom(16).hex(), index, secret, __version__)
