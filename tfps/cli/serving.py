@@ -16,8 +16,8 @@ from tfps.text import enumerated, show
 MODES = ("async", "sync", "ssp")
 _FLAGS = (
     *("optimizer", "learning_rate", "max_steps", "steps_to_validate", "save_checkpoint_secs", "force", "model_dir"),
-    *("mode", "issync", "backup_workers", "aggregate", "staleness", "start_timeout_secs", "serve"),
-    *("worker_timeout_secs", "max_restarts", "num_ps", "num_workers", "ps_hosts", "job_name", "task_index"),
+    *("mode", "issync", "backup_workers", "aggregate", "staleness", "serve", "max_restarts", "num_ps", "num_workers"),
+    *("start_timeout_secs", "stall_timeout_secs", "worker_timeout_secs", "ps_hosts", "job_name", "task_index"),
     *("port_base", "tls_cert", "tls_key", "tls_ca"),
 )
 _TLS = "tls_cert", "tls_key", "tls_ca"

@@ -250,5 +250,6 @@ def rules_of(config: JobConfig) -> Rules:
         backup_workers=config.backup_workers or 0,
         staleness=3 if config.staleness is None else config.staleness,
         worker_timeout_secs=config.worker_timeout_secs,
+        stall_timeout_secs=config.stall_timeout_secs,
         max_steps=config.max_steps,
     )

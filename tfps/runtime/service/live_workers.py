@@ -1,7 +1,9 @@
 """Which workers of a service live, and how far each is. Does not import TensorFlow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from tfps.cluster.rendezvous import first_few
 
 _MOST_GONE = 1000  # without a dropped push
 
@@ -77,6 +79,11 @@ class LiveWorkers:
         """Return by how many steps a worker is ahead of the slowest one that lives."""
         return self._worker(index).steps - self._fewest()
 
+    def behind(self, index: int, staleness: int) -> Sequence[int]:
+        """Return the workers that live and that a worker is more than so many steps ahead of."""
+        most = self._worker(index).steps - staleness
+        return sorted(other for other, worker in self._workers.items() if worker.steps < most and self.lives(other))
+
     def _fewest(self) -> int:
         return min((worker.steps for index, worker in self._workers.items() if self.lives(index)), default=0)
 
@@ -88,3 +95,9 @@ class LiveWorkers:
     def dropped(self) -> Mapping[int, int]:
         """By worker, how many of its pushes came too late."""
         return {index: worker.dropped for index, worker in self._workers.items()}
+
+
+def named(workers: Sequence[int]) -> str:
+    """Return workers as the subject of a sentence, with its verb."""
+    names = first_few([f"worker {worker}" for worker in workers])
+    return f"{names} {'is' if len(workers) == 1 else 'are'}"

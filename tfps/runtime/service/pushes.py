@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tfps.errors import ServiceError
 
+_MOST_CLIENTS = 10_000  # that may send their last push again
 RESTARTING = "the service begins again from its last checkpoint."
 """Why nothing can be decided about a push for now: the message of ``NotReadyError``."""
 
@@ -70,6 +71,7 @@ class Rules:
         backup_workers: How many pushes an update of sync does not wait for.
         staleness: By how many steps a worker of ssp may be ahead.
         worker_timeout_secs: After how long without a connection a worker is gone.
+        stall_timeout_secs: After how long a push that waits for other workers ends with an error.
         max_steps: How many updates are made; ``None`` for no limit.
     """
 
@@ -78,6 +80,7 @@ class Rules:
     backup_workers: int = 0
     staleness: int = 0
     worker_timeout_secs: float = 30.0
+    stall_timeout_secs: float = 600.0
     max_steps: int | None = None
 
     @property
@@ -97,6 +100,43 @@ class State:
 
     step: int = 0
     decided: Mapping[str, tuple[int, Outcome]] = field(default_factory=dict)
+
+
+class Decisions:
+    """What has become of the last push of each client; of 10,000 clients, those that have pushed most recently.
+
+    Args:
+        decided: By client, the number of its last push that was decided, and what became of it.
+    """
+
+    def __init__(self, decided: Mapping[str, tuple[int, Outcome]]) -> None:
+        self._decided = dict(decided)
+
+    def outcome(self, push: PushId) -> Outcome | None:
+        """Return what has become of a push; ``None`` if it was not decided.
+
+        Raises:
+            ServiceError: If a later push of the client was decided, so that nothing is known of this one.
+        """
+        number, outcome = self._decided.get(push.client, (0, None))
+        if push.number < number:
+            raise ServiceError(f"push {push.number} comes after push {number} of the same client: send them in order.")
+        return outcome if push.number == number else None
+
+    def has(self, push: PushId) -> bool:
+        """Return whether a push was decided, or a later one of its client."""
+        return push.number <= self._decided.get(push.client, (0, None))[0]
+
+    def add(self, push: PushId, outcome: Outcome) -> None:
+        """Note what has become of a push, unless a later one of its client was decided."""
+        last = self._decided.pop(push.client, (0, outcome))
+        self._decided[push.client] = max(last, (push.number, outcome), key=lambda each: each[0])  # the newest is last
+        if len(self._decided) > _MOST_CLIENTS:
+            del self._decided[next(iter(self._decided))]  # the client that has pushed nothing for the longest time
+
+    def by_client(self) -> Mapping[str, tuple[int, Outcome]]:
+        """Return a copy, for a checkpoint."""
+        return dict(self._decided)
 
 
 def check_terms(server: str, theirs: Mapping[str, object], mine: Mapping[str, object]) -> None:

@@ -17,19 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tfps.errors import NotReadyError, ServiceEndedError, ServiceError
-from tfps.runtime.service.live_workers import LiveWorkers
-from tfps.runtime.service.pushes import RESTARTING, Outcome, Push, PushId, Rules, State
+from tfps.runtime.service.live_workers import LiveWorkers, named
+from tfps.runtime.service.pushes import RESTARTING, Decisions, Outcome, Push, PushId, Rules, State
 from tfps.text import plural
 
 _LOOK_SECS = 0.5
-_MOST_CLIENTS = 10_000  # that may send their last push again
 
 
 @dataclass
 class _Waiting:
-    """A push that waits for others, or for its update to end."""
+    """A push that waits for others, or for its update to end; ``since`` is when it came."""
 
     push: Push
+    since: float
     outcome: Outcome | None = None
     error: Exception | None = None
     is_taken: bool = False
@@ -55,7 +55,7 @@ class Sequencer:
         state = state or State()
         self._rules, self._make, self._clock = rules, make, clock
         self._step = self._forming = state.step
-        self._decided = dict(state.decided)
+        self._decided = Decisions(state.decided)
         self._changed, self._making = threading.Condition(threading.RLock()), threading.Lock()
         self._waiting: dict[PushId, _Waiting] = {}
         self._workers = LiveWorkers(rules.worker_timeout_secs, clock)
@@ -73,14 +73,14 @@ class Sequencer:
 
     def knows(self, push: PushId) -> bool:
         """Return whether a push waits, or was decided, or a later one of its client."""
-        return push in self._waiting or push.number <= self._decided.get(push.client, (0, None))[0]
+        return push in self._waiting or self._decided.has(push)
 
     @contextmanager
     def paused(self) -> Iterator[State]:
         """Make no update while this context lasts; it has what a checkpoint holds."""
         with self._making:
             with self._changed:
-                state = State(self._step, dict(self._decided))
+                state = State(self._step, self._decided.by_client())
             yield state
 
     def restart(self, state: State, generation: str) -> None:
@@ -88,7 +88,7 @@ class Sequencer:
         with self._making, self._changed:
             self._generation = generation
             self._step = self._forming = state.step
-            self._decided = dict(state.decided)
+            self._decided = Decisions(state.decided)
             for one in self._waiting.values():
                 one.error = NotReadyError(RESTARTING)
             self._waiting.clear()
@@ -147,8 +147,8 @@ class Sequencer:
             Exception: That of ``fail``, or of ``make``.
         """
         with self._changed:
-            if done := self._known(push.id):
-                return self._outcome_of(_Waiting(push, done), is_gone)
+            if done := self._decided.outcome(push.id):
+                return self._outcome_of(_Waiting(push, self._clock(), done), is_gone)
             self._check()
             self._check_end()
             if push.staged_in != self._generation:
@@ -164,24 +164,9 @@ class Sequencer:
             raise self._failure
 
     def _check_end(self) -> None:
-        """Check that there is a step left.
-
-        Raises:
-            ServiceEndedError: If there is not.
-        """
+        """Raise ``ServiceEndedError`` if there is no step left."""
         if self._rules.max_steps is not None and self._step >= self._rules.max_steps:
             raise ServiceEndedError(f"the service has come to its last step, {self._rules.max_steps}.")
-
-    def _known(self, push: PushId) -> Outcome | None:
-        """Return what has become of a push that was decided before.
-
-        Raises:
-            ServiceError: If a later push of the client was decided, so that nothing is known of this one.
-        """
-        number, outcome = self._decided.get(push.client, (0, Outcome(0, False)))
-        if push.number < number:
-            raise ServiceError(f"push {push.number} comes after push {number} of the same client: send them in order.")
-        return outcome if push.number == number else None
 
     def _admitted(self, push: Push) -> _Waiting:
         """Return a new push that waits, or is dropped.
@@ -199,7 +184,7 @@ class Sequencer:
                 f"step={push.computed_at}, and the service is at step {self._step}: pull before you push."
             )
         self._workers.seen(push.worker)
-        waiting = self._waiting[push.id] = _Waiting(push)
+        waiting = self._waiting[push.id] = _Waiting(push, self._clock())
         if rules.mode == "sync" and (is_lost or push.computed_at < self._forming):
             self._workers.drop(push.worker)
             self._decide(waiting, Outcome(self._step, is_applied=False))
@@ -268,12 +253,8 @@ class Sequencer:
 
     def _decide(self, waiting: _Waiting, outcome: Outcome) -> None:
         waiting.outcome = outcome
-        push = waiting.push.id
-        self._waiting.pop(push, None)
-        if push.number > self._decided.pop(push.client, (0, outcome))[0]:
-            self._decided[push.client] = push.number, outcome
-        if len(self._decided) > _MOST_CLIENTS:
-            del self._decided[next(iter(self._decided))]  # the client that has pushed nothing for the longest time
+        self._waiting.pop(waiting.push.id, None)
+        self._decided.add(waiting.push.id, outcome)
         self._changed.notify_all()
 
     def _outcome_of(self, waiting: _Waiting, is_gone: Callable[[], bool]) -> Outcome:
@@ -284,6 +265,7 @@ class Sequencer:
                     self._check()
                     self._check_end()
                     self._forget_gone()
+                self._check_stall(waiting)
                 if not self._changed.wait(_LOOK_SECS) and is_gone():
                     raise ConnectionResetError("the client is gone")
             if waiting.error:
@@ -292,6 +274,24 @@ class Sequencer:
                 raise NotReadyError(RESTARTING)  # what it has changed is lost, unless the checkpoint has it
             assert waiting.outcome
             return waiting.outcome
+
+    def _check_stall(self, waiting: _Waiting) -> None:
+        """Check that a push has not waited for other workers for too long; its place is free then.
+
+        Raises:
+            ServiceError: If it has.
+        """
+        limit, is_made = self._rules.stall_timeout_secs, waiting.is_taken and not waiting.outcome
+        if is_made or waiting.error or self._clock() - waiting.since < limit:
+            return
+        secs = f"{limit:g} s (--stall_timeout_secs)"
+        if waiting.outcome:
+            behind = self._workers.behind(waiting.push.worker, self._rules.staleness)
+            raise ServiceError(f"the push is applied, but {named(behind)} too far behind for {secs}.")
+        self._waiting.pop(waiting.push.id, None)
+        pushed = {one.push.worker for one in (*self._open(), waiting)}
+        missing = [worker for worker in range(self._rules.num_workers) if worker not in pushed]
+        raise ServiceError(f"the push is not applied: {named(missing)} without a push for {secs}.")
 
     def _may_go_on(self, index: int) -> bool:
         is_free = self._rules.mode != "ssp" or self._failure is not None

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FuturesTimeoutError
 from typing import Any
 
 import pytest
 
 from tfps.errors import NotReadyError, ServiceError
-from tfps.runtime.service.pushes import Outcome, Push, PushId, Rules, State
+from tfps.runtime.service.pushes import Decisions, Outcome, Push, PushId, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 
 
@@ -42,6 +43,53 @@ def until(holds: Callable[[], Any], secs: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_a_push_that_waits_for_too_long_is_not_applied() -> None:
+    """It names the workers that are missing, its place is free, and the next one of its worker counts."""
+    made, now = Made(), [0.0]
+    rules = Rules("sync", num_workers=3, stall_timeout_secs=600.0)
+    sequencer = Sequencer(rules, made.make, clock=lambda: now[0])
+    for worker in range(3):
+        sequencer.connected(worker, 1)
+    with ThreadPoolExecutor(3) as pool:
+        early, late = (started(pool, sequencer, push_of(worker, 1, 0)) for worker in (0, 2))
+        now[0] = 599.0
+        with pytest.raises(FuturesTimeoutError):
+            early.result(1)
+        now[0] = 601.0
+        errors = [str(one.exception(30)) for one in (early, late)]
+        assert sorted(errors)[0].startswith("the push is not applied: worker 0, worker 1 are without a push for 600 s")
+        assert sorted(errors)[1].startswith("the push is not applied: worker 1 is without a push for 600 s")
+        assert not sequencer._waiting
+        again = [started(pool, sequencer, push_of(worker, 2, 0)) for worker in range(3)]
+        assert {one.result(30) for one in again} == {Outcome(1, True)}
+    assert made == [[("c0", 2), ("c1", 2), ("c2", 2)]]
+
+
+def test_a_push_that_is_decided_after_a_later_one_leaves_its_record() -> None:
+    """The client was interrupted in the first. The second one is sent again, and counts once."""
+    made, decisions = Made(), Decisions({})
+    decisions.add(PushId("a", 2), Outcome(1, True))
+    decisions.add(PushId("a", 1), Outcome(2, True))
+    sequencer = Sequencer(Rules(), made.make, State(2, decisions.by_client()))
+    assert sequencer.push(push_of(0, 2, 0, "a")) == Outcome(1, True)
+    assert made == []
+
+
+def test_a_worker_that_is_behind_for_too_long_is_named() -> None:
+    """In ssp the push is applied, and says so."""
+    made, now = Made(), [0.0]
+    rules = Rules("ssp", staleness=0, stall_timeout_secs=5.0)
+    sequencer = Sequencer(rules, made.make, clock=lambda: now[0])
+    for worker in (0, 1):
+        sequencer.connected(worker, 1)
+    with ThreadPoolExecutor(1) as pool:
+        ahead = started(pool, sequencer, push_of(0, 1, 0))
+        now[0] = 6.0
+        text = "the push is applied, but worker 1 is too far behind for 5 s"
+        assert str(ahead.exception(30)).startswith(text)
+    assert made == [[("c0", 1)]]
 
 
 def test_async_applies_each_push() -> None:
