@@ -112,8 +112,12 @@ def test_sync_training_equals_the_same_arithmetic_in_one_process(num_ps: int) ->
             ps.init_module(model)
             for step in range(updates):
                 backward(model, workers * step + worker)
-                assert ps.push_grads(model) == step + 1
-                ps.pull_into(model)
+                if step % 2:
+                    assert ps.push_pull_into(model) is model
+                else:
+                    assert ps.push_grads(model) == step + 1
+                    ps.pull_into(model)
+                assert ps.pulled_step == step + 1
             assert ps.dropped == 0
 
     with service(num_ps, Rules("sync", num_workers=workers), learning_rate=0.1) as running:

@@ -18,6 +18,7 @@ from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.modes.sync import aggregation
 from tfps.optimizers.registry import make_optimizer
+from tfps.runtime.service.compiled_updates import CompiledUpdates
 from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
@@ -40,6 +41,7 @@ class Store:
         self._optimizer = make_optimizer(self._options, **_DEFAULTS)
         self._aggregate, self._lock = aggregate, threading.Lock()
         self._variables: dict[str, Variable] = {}
+        self._updates = CompiledUpdates(self._optimizer)
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -71,6 +73,7 @@ class Store:
             }
             if self._variables:
                 self._optimizer._create_slots(list(self._variables.values()))
+            self._updates = CompiledUpdates(self._optimizer)
             self._named()
 
     def check(self, gradients: Mapping[str, Gradient]) -> None:
@@ -167,7 +170,7 @@ class Store:
             combined = [(self._combined(name, pushes), self._variables[name]) for name in names]
             with self._lock:
                 if combined:
-                    self._optimizer.apply_gradients(combined)
+                    self._updates.apply(combined)
                 else:
                     self._finish()
 
@@ -200,7 +203,7 @@ class Store:
         total = first.copy()
         for one in others:
             total += one
-        return tf.constant(total / total.dtype.type(divisor) if divisor > 1 else total)
+        return _shared(total / total.dtype.type(divisor) if divisor > 1 else total)
 
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""
@@ -246,8 +249,13 @@ def _parts(name: str) -> tuple[str, int]:
 def _tensor(gradient: Gradient, variable: Variable) -> Any:
     if isinstance(gradient, Rows):
         shape = tf.constant(variable.shape.as_list(), tf.int64)
-        return tf.IndexedSlices(tf.constant(gradient.values), tf.constant(gradient.ids), shape)
-    return tf.constant(gradient)
+        return tf.IndexedSlices(_shared(gradient.values), _shared(gradient.ids), shape)
+    return _shared(gradient)
+
+
+def _shared(array: Array) -> Any:
+    """Return an array as a tensor: with the same memory if TensorFlow can use that; ``tf.constant`` never does."""
+    return tf.raw_ops.Identity(input=array)
 
 
 def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:

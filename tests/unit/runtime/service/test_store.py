@@ -91,9 +91,13 @@ def test_a_parameter_that_a_push_lacks_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_does_what_it_does_in_a_graph(name: str) -> None:
-    """Dense gradients, rows that repeat, and pushes of some parameters, as in a session of TensorFlow 1.x."""
+    """Dense gradients, rows that repeat, and pushes of some parameters, as in a session of TensorFlow 1.x.
+
+    Each comes three times: the first time eagerly, then by a function that is made of it, then by that of before.
+    """
     steps: list[dict[str, Any]] = [gradients(1), gradients(2, ["b"]), gradients(3, ["a.weight", "c"])]
     steps += [{"a.weight": Rows(np.array([2, 0, 2]), np.ones([3, 2], np.float32)), "b": gradients(4)["b"]}]
+    steps *= 3
     store = created(name, 0.1)
     for step in steps:
         store.update([step])
