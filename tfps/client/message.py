@@ -30,11 +30,13 @@ DTYPES: Mapping[str, str] = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
 }
+_NATIVE = {name: np.dtype(kind).newbyteorder("=") for name, kind in DTYPES.items()}
 _NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 _SIZE = struct.Struct("<Q")
 _MOST_HEADER_BYTES, _MOST_DIMENSIONS, _ALIGNED = 16 << 20, 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
+_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def encode(message: Message) -> list[memoryview]:
         dtype = _NAMES[array.dtype.newbyteorder("<")]
         entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [offset, end]}
         offset = end
-    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header = _as_json(entries).encode()
     header += b" " * (-len(header) % _ALIGNED)
     bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
     return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
@@ -247,7 +249,7 @@ def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, T
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(_is_size(size) for size in shape)):
             raise ValueError(f"shape of {name}")
-        spec = TensorSpec(np.dtype(DTYPES[str(dtype)]).newbyteorder("="), tuple(shape))
+        spec = TensorSpec(_NATIVE[str(dtype)], tuple(shape))
         if offsets != [offset, offset + spec.num_bytes]:
             raise ValueError(f"data_offsets of {name}")
         offset += spec.num_bytes

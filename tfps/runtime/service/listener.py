@@ -111,7 +111,7 @@ class Listener:
         """Return a new connection, encrypted if the service is.
 
         Raises:
-            ProtocolError: If the client has TLS and the service has not, or the other way round; it is told.
+            ProtocolError: If only one of client and service has TLS; the client gets an answer that says so.
             OSError: If the connection fails, or the client does not accept the certificate.
         """
         first = _first_bytes(raw)

@@ -42,14 +42,12 @@ class Store:
         self._aggregate, self._lock = aggregate, threading.Lock()
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
+        self._specs: Mapping[str, TensorSpec] = {}
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The dtype and the shape of each parameter."""
-        return {
-            name: TensorSpec(np.dtype(variable.dtype.base_dtype.as_numpy_dtype), tuple(variable.shape.as_list()))
-            for name, variable in self._variables.items()
-        }
+        return self._specs
 
     def reserved(self) -> tuple[Collection[str], Collection[str]]:
         """Return what the optimizer adds to a parameter's name for its slots, and the names of its other variables."""
@@ -71,6 +69,7 @@ class Store:
                 name: tf.Variable(value, use_resource=True, name="parameter", dtype=value.dtype)
                 for name, value in values.items()
             }
+            self._specs = {name: TensorSpec.of(np.asarray(value)) for name, value in values.items()}
             if self._variables:
                 self._optimizer._create_slots(list(self._variables.values()))
             self._updates = CompiledUpdates(self._optimizer)
@@ -92,13 +91,13 @@ class Store:
             ServiceError: If a name is not known, or has another dtype or shape.
         """
         for name, given in tensors.items():
-            expected = TensorSpec(*self._kind(name))
+            expected = self._spec(name)
             if given != expected:
                 raise ServiceError(f"{show(name)}: expected {expected}, given {given}.")
 
-    def _kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        variable = self._variable(name)
-        return np.dtype(variable.dtype.base_dtype.as_numpy_dtype), tuple(variable.shape.as_list())
+    def _spec(self, name: str) -> TensorSpec:
+        self._variable(name)
+        return self._specs[name]
 
     def _variable(self, name: str) -> Variable:
         if name not in self._variables:
@@ -106,14 +105,14 @@ class Store:
         return self._variables[name]
 
     def _check(self, name: str, gradient: Gradient) -> None:
-        dtype, shape = self._kind(name)
+        expected = self._spec(name)
         if isinstance(gradient, Rows):
             self.check_ids(name, gradient.ids)
-            shape, values = (len(gradient.ids), *shape[1:]), gradient.values
+            expected, values = TensorSpec(expected.dtype, (len(gradient.ids), *expected.shape[1:])), gradient.values
         else:
             values = gradient
-        if TensorSpec.of(values) != TensorSpec(dtype, shape):
-            raise ServiceError(f"{show(name)}: expected {TensorSpec(dtype, shape)}, given {TensorSpec.of(values)}.")
+        if TensorSpec.of(values) != expected:
+            raise ServiceError(f"{show(name)}: expected {expected}, given {TensorSpec.of(values)}.")
         if not np.isfinite(values).all():
             kind = "NaN" if np.isnan(values).any() else "Inf"
             raise ServiceError(f"{show(name)}: the gradient has {kind}; it is not applied.")
@@ -124,7 +123,7 @@ class Store:
         Raises:
             ServiceError: If one is not, or they are no vector of whole numbers.
         """
-        _, shape = self._kind(name)
+        shape = self._spec(name).shape
         if not shape:
             raise ServiceError(f"{show(name)} is a scalar, and has no rows.")
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
