@@ -82,7 +82,7 @@ def test_every_push_counts_once_under_a_thousand_kills_and_reconnects(tmp_path: 
     seed = int(os.environ.get("TFPS_KILLS_SEED") or random.SystemRandom().randrange(1 << 31))
     print(f"TFPS_KILLS_SEED={seed}")
     random_, in_push = random.Random(seed), 0
-    with by_hand(tmp_path, 2) as servers:
+    with by_hand(tmp_path, 2, "--save_checkpoint_secs=600") as servers:  # a service that begins again loses pushes
         proxies = [
             CuttingProxy(int(host.rpartition(":")[2]), seed + i) for i, host in enumerate(servers.hosts.split(","))
         ]

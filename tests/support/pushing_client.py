@@ -27,6 +27,7 @@ class Own:
         journal: The file in which it writes down its pushes.
         patience_secs: How long it waits for servers.
         pause_secs: How long it rests after a push.
+        pulls: Whether it pulls before each push, as sync needs.
     """
 
     hosts: str
@@ -36,6 +37,7 @@ class Own:
     journal: Path
     patience_secs: float
     pause_secs: float = 0.0
+    pulls: bool = False
 
 
 def push_until(over: Event, own: Own) -> None:
@@ -54,7 +56,8 @@ def push_until(over: Event, own: Own) -> None:
     ):
         ps.init({name: np.zeros_like(value) for name, value in gradients.items()})
         while not over.is_set():
-            ps.pull()
+            if own.pulls:
+                ps.pull()
             dropped = ps.dropped
             os.write(file, b"b\n")
             step = ps.push(gradients)
