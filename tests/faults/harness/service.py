@@ -7,6 +7,7 @@ import itertools
 import math
 import multiprocessing
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -205,7 +206,11 @@ class Run:
         """Wait until the service has resumed, and note what is in the checkpoint that it has resumed from."""
         self.until(lambda: bool(self._said(_RESUMED, after=self.at)), "a checkpoint to resume from")
         step = self._said(_RESUMED, after=self.at)[0]
-        self.base = step, _values(self.model_dir)[step]["counts"]
+        kept = self.directory / "kept"
+        kept.mkdir()
+        for path in self.model_dir.glob(f"model.ckpt-{step}.*"):  # before it makes room for later ones
+            shutil.copy(path, kept)
+        self.base = step, _values(kept)[step]["counts"]
 
     def check(self) -> int:
         """Return how many updates were lost; the service has ended.
