@@ -30,7 +30,9 @@ class ByHand:
         """Start a server."""
         own = [f"--ps_hosts={self.hosts}", f"--task_index={index}", f"--model_dir={self._directory / 'job'}"]
         output = self._directory / f"ps-{index}-{len(self._started)}.out"
-        self._started.append(Process(output, "run", "--serve", *own, *QUICK, *self._flags))
+        given = {flag.partition("=")[0] for flag in self._flags}
+        quick = [flag for flag in QUICK if flag.partition("=")[0] not in given]
+        self._started.append(Process(output, "run", "--serve", *own, *quick, *self._flags))
         return self._started[-1]
 
     def replace(self, index: int) -> None:
