@@ -60,6 +60,9 @@ def restarted(run: Run) -> None:
     run.until(lambda: all(_listens(run, index) for index in (0, 1)), "servers")
     if old & {run.server(0), run.server(1)}:
         raise proc.NotInjectedError("a server is the old one")
+    for worker, slot in list(run.live.items()):
+        if not run.clients[slot].is_alive():  # it was told that the service ends
+            run.start_client(worker)
 
 
 def _listens(run: Run, index: int) -> bool:
