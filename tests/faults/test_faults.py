@@ -59,3 +59,24 @@ def _run(mode: str, names: Sequence[str], out: Path) -> list[str]:
 def test_a_fault_is_survived(reported: Mapping[tuple[str, str], str], fault: str, mode: str) -> None:
     """It happens, and what ``harness/faults.py`` says comes of it; no process is left."""
     assert reported[fault, mode].split()[5] == "ok", reported[fault, mode]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_faults_of_a_service_are_survived(tmp_path: Path) -> None:
+    """What ``scripts/faults --service`` does again and again, some of it once."""
+    faults = [f"--fault={name}" for name in ("client_killed", "ps_killed", "ps_restarted", "cut_reset_3s", "garbage")]
+    command = [
+        "scripts/faults",
+        "--service",
+        "--repeat=1",
+        "--at_once=2",
+        "--time_scale=3",
+        f"--out={tmp_path}",
+        *faults,
+    ]
+    ended = subprocess.run(
+        command, cwd=REPO, env=environment(), capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("outcome=ok") == 2 * len(faults)

@@ -26,15 +26,13 @@ from support.processes import (
     summary,
     wait_gone,
 )
+from support.service_processes import QUICK, by_hand, client
 
-from tfps.client.client import Client
 from tfps.client.connect import connect
-from tfps.cluster.ports import held_ports
 from tfps.errors import PeerLostError, ServiceEndedError, ServiceError
 
 NAMES = ("a", "b", "c")
 MINUS_ONES = {name: -np.ones(5, np.float32) for name in NAMES}
-QUICK = ("--optimizer=sgd", "--learning_rate=1", "--save_checkpoint_secs=0.5", "--steps_to_validate=1")
 
 
 class Pushing:
@@ -64,11 +62,6 @@ class Pushing:
         return [count.result(60 * PATIENCE) for count in self._counts]
 
 
-def client(hosts: str, worker: int = 0) -> Client:
-    """Return a client that is patient on slow machines."""
-    return connect(hosts, worker=worker, start_timeout_secs=60 * PATIENCE, retry_secs=60 * PATIENCE)
-
-
 @contextlib.contextmanager
 def launched(directory: Path, num_ps: int, *flags: str) -> Iterator[tuple[Process, str]]:
     """Run ``tfps launch --serve``; return its process, and the addresses."""
@@ -78,35 +71,6 @@ def launched(directory: Path, num_ps: int, *flags: str) -> Iterator[tuple[Proces
         started[0].wait_for("TFPS_PS_HOSTS=", 60)
         [line] = [line for line in started[0].output().splitlines() if line.startswith("TFPS_PS_HOSTS=")]
         yield started[0], line.partition("=")[2]
-
-
-class ByHand:
-    """Servers that nobody but the test starts again."""
-
-    def __init__(self, directory: Path, ports: list[int], started: list[Process], *flags: str) -> None:
-        self._directory, self._started, self._flags = directory, started, flags
-        self.hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        self.tasks = [self.start(index) for index in range(len(ports))]
-
-    def start(self, index: int) -> Process:
-        """Start a server."""
-        own = [f"--ps_hosts={self.hosts}", f"--task_index={index}", f"--model_dir={self._directory / 'job'}"]
-        output = self._directory / f"ps-{index}-{len(self._started)}.out"
-        self._started.append(Process(output, "run", "--serve", *own, *QUICK, *self._flags))
-        return self._started[-1]
-
-    def replace(self, index: int) -> None:
-        """Kill a server, and start it again."""
-        self.tasks[index].signal(signal.SIGKILL)
-        self.tasks[index].wait(10)
-        self.tasks[index] = self.start(index)
-
-
-@contextlib.contextmanager
-def by_hand(directory: Path, num_ps: int, *flags: str) -> Iterator[ByHand]:
-    """Run servers as their own processes."""
-    with held_ports(num_ps) as ports, processes() as started:
-        yield ByHand(directory, ports, started, *flags)
 
 
 def check_saved(directory: Path, step: int) -> None:
