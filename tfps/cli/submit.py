@@ -56,14 +56,19 @@ def _submit(argv: Sequence[str]) -> int:
         rest = f"{rendezvous.first_few(missing)}, which it imports, must be in the image, or on a volume in PYTHONPATH."
         print(f"warning: {asked.model} is copied into the containers alone: {rest}", file=sys.stderr)
     if options.dry_run or plan.is_printed_only:
-        print(plan)
-        if not options.dry_run:
-            fix = ": run each line on its host, or give --ssh" if "ssh" in launcher.features else ""
-            print(f"nothing was started, as --to={launcher.name} only prints{fix}.", file=sys.stderr)
-        if asked.serve:
-            serving.print_addresses(launcher.client_addresses(plan), "", sys.stderr)
-        return 0
+        return _print(launcher, plan, job)
     return _send(launcher, plan, job)
+
+
+def _print(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:
+    """Print what would be sent, and on standard error what else there is to say."""
+    print(plan, flush=True)
+    if not job.options.dry_run:
+        fix = ": run each line on its host, or give --ssh" if "ssh" in launcher.features else ""
+        print(f"nothing was started, as --to={launcher.name} only prints{fix}.", file=sys.stderr)
+    if job.config.serve:
+        serving.print_addresses(launcher.client_addresses(plan), "", sys.stderr)
+    return 0
 
 
 def _send(launcher: Launcher[Plan], plan: Plan, job: Job) -> int:

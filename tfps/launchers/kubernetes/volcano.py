@@ -63,10 +63,11 @@ class VolcanoLauncher(KubernetesLauncher):
         return [*task_inputs.config_maps(job), *manifests.network_policies(job), volcano]
 
     def _alone(self, job: Job) -> Sequence[str]:
-        """Return the flags of a job of one PS alone: Volcano tells a job of one task no cluster."""
-        if not job.config.serve or job.ps.replicas > 1:
+        """Return the flags with the place of a job's only task, which Volcano does not tell; none if there are more."""
+        if len(job.tasks()) > 1:
             return ()
-        return f"--ps_hosts={self.host(job, job.ps, 0)}", "--job_name=ps", "--task_index=0"
+        [role] = job.roles
+        return f"--{role.name}_hosts={self.host(job, role, 0)}", f"--job_name={role.name}", "--task_index=0"
 
     def host(self, job: Job, role: Role, index: int) -> str:
         """Return the address of a task for other pods of its namespace."""

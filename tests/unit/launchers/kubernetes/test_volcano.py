@@ -62,6 +62,13 @@ def test_the_servers_of_a_service_complete_it() -> None:
     assert alone <= set(ps["template"]["spec"]["containers"][0]["command"])
 
 
+def test_a_worker_alone_gets_its_place_by_flags() -> None:
+    """Without PS; Volcano sets TF_CONFIG only where there are two tasks or more."""
+    [worker] = kind_of("volcano", changed(SMALL, num_ps=0, num_workers=1), "Job")["spec"]["tasks"]
+    alone = {"--worker_hosts=mnist-worker-0.mnist:2222", "--job_name=worker", "--task_index=0"}
+    assert alone <= set(worker["template"]["spec"]["containers"][0]["command"])
+
+
 def test_the_job_starts_again_as_often_as_it_says() -> None:
     """Volcano counts a restart, and then fails the job if the count has reached maxRetry (restartingState)."""
     most = kind_of("volcano", SMALL, "Job")["spec"]["maxRetry"]
