@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pushing_client import DENSE, Own, push_until
 from support.cutting_proxy import CuttingProxy
 from support.processes import PATIENCE
-from support.pushing_client import DENSE, Own, push_until
 from support.service_processes import by_hand, client
 
 BREAKS, KILLS, CLIENTS, SLOTS = 1000, 200, 4, 400
@@ -37,7 +37,7 @@ class Clients:
 
     def __post_init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["support.pushing_client"])
+        self._context.set_forkserver_preload(["pushing_client"])
         self.over = self._context.Event()
 
     def start(self) -> None:

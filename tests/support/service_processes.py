@@ -7,7 +7,8 @@ from pathlib import Path
 
 from support.processes import PATIENCE, Process, processes
 
-from tfps.client.client import Client, connect
+from tfps.client.client import Client
+from tfps.client.connect import connect
 from tfps.cluster.ports import held_ports
 
 QUICK = ("--optimizer=sgd", "--learning_rate=1", "--save_checkpoint_secs=0.5", "--steps_to_validate=1")

@@ -20,8 +20,8 @@ from typing import Any
 
 import job
 import proc
+from pushing_client import DENSE, Own, push_until
 from result import TFPS
-from support.pushing_client import DENSE, Own, push_until  # type: ignore[import-untyped]
 
 MODES = {"async": [], "sync": ["--num_workers=2", "--aggregate=sum", "--worker_timeout_secs=5"], "ssp": []}
 CLIENTS, SLOTS, PORT, _DISK_MB = 2, 64, 2222, 64

@@ -83,7 +83,7 @@ def main() -> int:
     if os.getpid() != 1:  # it kills all that it sees
         print("This must be the first process of a namespace: scripts/faults makes one.")
         return 2
-    PRELOAD.extend(["tfps.runtime.service.leading_task", "support.pushing_client"])
+    PRELOAD.extend(["tfps.runtime.service.leading_task", "pushing_client"])
     usual._start_fork_server()
     part, parts = (int(number) for number in flags.part.split("/"))
     wanted = [(r, n, m) for r in range(1, flags.repeat + 1) for n in flags.fault for m in flags.mode]

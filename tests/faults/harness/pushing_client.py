@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfps.client.client import connect
+from tfps.client.connect import connect
 from tfps.errors import ServiceEndedError
 
 DENSE = ("a", "b")
