@@ -148,7 +148,7 @@ class FirstValues:
 
         Raises:
             NotReadyError: If another client gives the values.
-            ServiceError: If it is not what was said of it.
+            ServiceError: If it differs from what the client has announced.
         """
         if not giver or giver != self._giver:
             raise NotReadyError("another client gives the first values.")
