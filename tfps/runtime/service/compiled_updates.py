@@ -41,7 +41,9 @@ class CompiledUpdates:
                 self._seen.add(key)
             self._optimizer.apply_gradients(pairs)
         else:
-            function(*(part for gradient, _ in pairs for part in _parts(gradient)))
+            given = [part for gradient, _ in pairs for part in _parts(gradient)]
+            # The call itself, without what ``function(*given)`` does in Python: a fifth of the time.
+            tf.raw_ops.StatefulPartitionedCall(args=[*given, *function.captured_inputs], Tout=[], f=function)
 
     def _made(self, pairs: Sequence[Pair]) -> Any:
         """Return a function of the parts of all gradients, in their order."""

@@ -140,7 +140,7 @@ class Store:
         """
         with self._lock:
             chosen = self._variables if names is None else {name: self._variable(name) for name in names}
-            values = {name: variable.read_value() for name, variable in chosen.items()}
+            values = {name: _read(variable) for name, variable in chosen.items()}
         return {name: np.asarray(memoryview(value)) for name, value in values.items()}
 
     def read_rows(self, name: str, ids: Array) -> Array:
@@ -207,7 +207,7 @@ class Store:
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""
         with self._lock:
-            values = {name: variable.read_value() for name, variable in self._named().items()}
+            values = {name: _read(variable) for name, variable in self._named().items()}
         return {name: np.asarray(memoryview(value)) for name, value in values.items()}
 
     def restore(self, names: Sequence[str], state: Mapping[str, Array]) -> None:
@@ -250,6 +250,11 @@ def _tensor(gradient: Gradient, variable: Variable) -> Any:
         shape = tf.constant(variable.shape.as_list(), tf.int64)
         return tf.IndexedSlices(_shared(gradient.values), _shared(gradient.ids), shape)
     return _shared(gradient)
+
+
+def _read(variable: Variable) -> Any:
+    """Return a variable's value, without a copy; ``read_value`` takes one operation more."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _shared(array: Array) -> Any:
