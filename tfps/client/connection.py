@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
+from tfps.client.buffers import Buffers
 from tfps.client.message import Array, Message
 from tfps.cluster.addresses import split
 from tfps.errors import (
@@ -81,6 +82,7 @@ class Connection:
         self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
         self._lock, self._is_closed = threading.Lock(), False
         self._socket: socket.socket | None = None
+        self._buffers = Buffers()
         self.server: Mapping[str, str] = {}
 
     def request(self, method: str, tensors: Mapping[str, Array] | None = None, **metadata: str) -> Message:
@@ -154,7 +156,7 @@ class Connection:
             messages.send(connection, message)
         except OSError as error:
             return _last_answer(connection, error)
-        return _received(connection)
+        return _received(connection, self._buffers.take)
 
     def _open(self) -> socket.socket:
         """Connect, and exchange what both say of themselves.
@@ -170,7 +172,7 @@ class Connection:
             own = self._identity
             said = {"client": own.client, "worker": str(own.worker), "token": own.token, "release": own.release}
             messages.send(made, Message({"method": "hello", "protocol": PROTOCOL, **said}))
-            server = _checked(_received(made)).metadata
+            server = _checked(_received(made, self._buffers.take)).metadata
             made.settimeout(None)
         except BaseException:
             made.close()
@@ -223,12 +225,12 @@ def _last_answer(connection: socket.socket, error: OSError) -> Message:
     """
     with contextlib.suppress(OSError, ProtocolError):
         connection.settimeout(_CONNECT_SECS)
-        return _received(connection)
+        return _received(connection, Buffers().take)
     raise error
 
 
-def _received(source: socket.socket) -> Message:
-    answer = messages.receive(source)
+def _received(source: socket.socket, take: messages.Take) -> Message:
+    answer = messages.receive(source, take=take)
     if answer is None:
         raise ConnectionResetError("the connection was closed")
     return answer

@@ -26,6 +26,8 @@ import numpy as np
 from tfps.errors import ProtocolError
 
 Array = np.ndarray[Any, np.dtype[Any]]  # as in numpy.typing, which is slow to import
+Take = Callable[[int], Array]
+"""Returns memory of so many bytes, uint8 [n]."""
 DTYPES: Mapping[str, str] = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
@@ -37,6 +39,10 @@ _MOST_HEADER_BYTES, _MOST_DIMENSIONS, _ALIGNED = 16 << 20, 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def _new(num_bytes: int) -> Array:
+    return np.empty(num_bytes, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -171,12 +177,15 @@ def receive_header(source: socket.socket) -> Header | None:
     return _parsed(bytes(content))
 
 
-def receive(source: socket.socket, accept: Callable[[Header], None] = lambda _: None) -> Message | None:
+def receive(
+    source: socket.socket, accept: Callable[[Header], None] = lambda _: None, take: Take = _new
+) -> Message | None:
     """Receive a message; ``None`` if the connection has ended between two messages.
 
     Args:
         source: The connection.
         accept: Raises an error for a header whose arrays are not wanted, before room is made for them.
+        take: Returns memory of so many bytes.
 
     Raises:
         OSError: If the connection fails, or ends within a message.
@@ -186,20 +195,21 @@ def receive(source: socket.socket, accept: Callable[[Header], None] = lambda _: 
     if header is None:
         return None
     accept(header)
-    return Message(header.metadata, receive_tensors(source, header))
+    return Message(header.metadata, receive_tensors(source, header, take))
 
 
-def receive_tensors(source: socket.socket, header: Header) -> Mapping[str, Array]:
-    """Receive the arrays that a header announces.
+def receive_tensors(source: socket.socket, header: Header, take: Take = _new) -> Mapping[str, Array]:
+    """Receive the arrays that a header announces, in memory that ``take`` returns.
 
     Raises:
         OSError: If the connection fails, or ends within them.
     """
     found: dict[str, Array] = {}
     for name, spec in header.tensors.items():
-        array: Array = np.empty(spec.shape, spec.dtype.newbyteorder("<"))
-        if array.nbytes:
-            _received(source, array.reshape(-1).data.cast("B"))
+        memory = take(spec.num_bytes)
+        if spec.num_bytes:
+            _received(source, memory.data)
+        array = memory.view(spec.dtype.newbyteorder("<")).reshape(spec.shape)
         found[name] = array.astype(spec.dtype, copy=False)
     return found
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 
 from tfps.client import message as messages
+from tfps.client.buffers import Buffers
 from tfps.client.connection import LEAVE, PROTOCOL, prepare
 from tfps.client.message import Message
 from tfps.errors import ProtocolError, ServiceError, TfpsError
@@ -46,7 +47,7 @@ class Listener:
     ) -> None:
         self._server, self._listening, self._token, self._tls = server, listening, token, tls
         self._open: set[socket.socket] = set()
-        self._lock, self._is_over = threading.Lock(), False
+        self._lock, self._is_over, self._buffers = threading.Lock(), False, Buffers()
 
     @property
     def has_connections(self) -> bool:
@@ -164,7 +165,7 @@ class Listener:
                 raise ProtocolError(f"{header.num_bytes:,} bytes were announced and refused") from None
             messages.skip_tensors(connection, header)
             return _refusal(error)
-        request = Message(header.metadata, messages.receive_tensors(connection, header))
+        request = Message(header.metadata, messages.receive_tensors(connection, header, self._buffers.take))
         try:
             return self._server.answer(request, session)
         except TfpsError as error:

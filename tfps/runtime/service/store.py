@@ -113,7 +113,7 @@ class Store:
             values = gradient
         if TensorSpec.of(values) != expected:
             raise ServiceError(f"{show(name)}: expected {expected}, given {TensorSpec.of(values)}.")
-        if not np.isfinite(values).all():
+        if not _is_finite(values):
             kind = "NaN" if np.isnan(values).any() else "Inf"
             raise ServiceError(f"{show(name)}: the gradient has {kind}; it is not applied.")
 
@@ -260,6 +260,12 @@ def _read(variable: Variable) -> Any:
 def _shared(array: Array) -> Any:
     """Return an array as a tensor: with the same memory if TensorFlow can use that; ``tf.constant`` never does."""
     return tf.raw_ops.Identity(input=array)
+
+
+def _is_finite(array: Array) -> bool:
+    """Return whether no number is NaN or Inf: such a sum has none, and only one that overflows needs a second look."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
 def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:
