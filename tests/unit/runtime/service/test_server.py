@@ -152,7 +152,7 @@ def test_each_push_counts_once_though_connections_break(num_ps: int, seed: int) 
         def cut() -> None:
             random_ = random.Random(seed)
             while not over.is_set():
-                time.sleep(0.01 * random_.random())
+                time.sleep(0.04 * random_.random())
                 listener = random_.choice(running.listeners)
                 with listener._lock:
                     chosen = random_.choice(sorted(listener._open, key=id)) if listener._open else None
