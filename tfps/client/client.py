@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from tfps.client.adapters import adapter_of
+from tfps.client.arrays import as_array, as_ids, check_mapping
 from tfps.client.background import Background
 from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
@@ -54,8 +53,8 @@ class Client:
         Raises:
             ServiceError: If there are parameters of other names, dtypes or shapes.
         """
-        arrays = {name: np.asarray(value) for name, value in values.items()}
-        self._servers.init({name: _native(array, array.dtype) for name, array in arrays.items()})
+        check_mapping("init", values)
+        self._servers.init({name: as_array(name, value) for name, value in values.items()})
 
     def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return parameters by name, all of one step; all of them if no names are given.
@@ -63,6 +62,8 @@ class Client:
         Raises:
             ServiceError: If a name is not known, or there are no parameters yet.
         """
+        if isinstance(names, str) or not (names is None or isinstance(names, Sequence)):
+            raise ServiceError(f"pull: expected a list of names, given {show(repr(names))}.")
         return self._servers.pull(list(self._servers.specs) if names is None else list(names))
 
     def push(self, gradients: Mapping[str, Any]) -> int:
@@ -95,7 +96,7 @@ class Client:
         Raises:
             ServiceError: If the name is not known, or an id is no row.
         """
-        return self._servers.pull_rows(name, _ids(name, ids))
+        return self._servers.pull_rows(name, as_ids(name, ids))
 
     def push_rows(self, name: str, ids: Any, gradients: Any) -> int:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
@@ -190,6 +191,7 @@ class Client:
 
     def _named(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
         """Return gradients, of which some may be ``Rows``, by the names of their arrays in a message."""
+        check_mapping("push", gradients)
         found: dict[str, Array] = {}
         for name, value in gradients.items():
             if isinstance(value, Rows):
@@ -199,8 +201,8 @@ class Client:
         return found
 
     def _rows(self, name: str, ids: Any, gradients: Any) -> dict[str, Array]:
-        spec, rows = self._servers.spec(name), _ids(name, ids)
-        values = _native(gradients, spec.dtype)
+        spec, rows = self._servers.spec(name), as_ids(name, ids)
+        values = as_array(name, gradients, spec.dtype)
         if values.dtype != spec.dtype:
             raise ServiceError(f"{show(name)}: expected {spec.dtype.name}, given {values.dtype.name}.")
         return {IDS + name: rows, ROWS + name: values}
@@ -212,7 +214,7 @@ class Client:
             ServiceError: If it does not fit the parameter.
         """
         spec = self._servers.spec(name)
-        array = _native(value, spec.dtype)
+        array = as_array(name, value, spec.dtype)
         if TensorSpec.of(array) != spec:
             raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array)}.")
         return array
@@ -221,16 +223,3 @@ class Client:
         with self._pushing:
             self._pushes += 1
             return self._servers.push(arrays, self._pushes, seen)
-
-
-def _native(value: Any, dtype: np.dtype[Any]) -> Array:
-    """Return an array in the machine's byte order; of a dtype if it is none yet."""
-    array: Array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _ids(name: str, ids: Any) -> Array:
-    array = np.asarray(ids)
-    if array.size and array.dtype.kind not in "iu":
-        raise ServiceError(f"{show(name)}: expected ids as int64 [n], given {TensorSpec.of(array)}.")
-    return array.astype(np.int64)

@@ -57,6 +57,8 @@ def connect(
 
 def _addresses(ps_hosts: str | None) -> list[str]:
     given = ps_hosts or os.environ.get(HOSTS, "")
+    if not isinstance(given, str):
+        raise ConfigError(f"ps_hosts: expected host:port,host:port, given {show(repr(given))}.")
     addresses = [address for address in given.split(",") if address]
     if not addresses:
         raise ConfigError(f"no address of a service: give ps_hosts, or set {HOSTS}, as host:port,host:port.")

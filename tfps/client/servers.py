@@ -93,7 +93,7 @@ class Servers:
             ServiceError: If there is none of this name.
         """
         if name not in self.specs:
-            raise ServiceError(f"{show(name)} is no parameter.{did_you_mean(name, self._specs)}")
+            raise ServiceError(f"{show(str(name))} is no parameter.{did_you_mean(str(name), self._specs)}")
         return self._specs[name]
 
     def _place(self, name: str) -> int:

@@ -7,16 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tfps.config.converters import (
-    INT32_MAX,
-    INT64_MAX,
-    boolean,
-    directory,
-    integer,
-    number,
-    number_from,
-    text,
-)
+from tfps.config.converters import INT32_MAX, INT64_MAX, boolean, directory, integer, number, number_from, text
 from tfps.config.devices import devices
 from tfps.config.options import Option, argument, mode_option, option, options_of
 from tfps.config.topology import topology
@@ -148,17 +139,12 @@ class JobConfig:
         "local: how the parameter servers take the mean change of the workers (default sgd, which averages them)",
         choices=("sgd", "momentum", "nesterov", "adam", "adagrad"),
     )
-    server_learning_rate: float | None = mode_option(
-        number(0),
-        "local: the rate of --server_optimizer (default 1)",
-    )
+    server_learning_rate: float | None = mode_option(number(0), "local: the rate of --server_optimizer (default 1)")
     server_momentum: float | None = mode_option(
-        number_from(0),
-        "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)",
+        number_from(0), "local: momentum of --server_optimizer, or adam's beta1 (default 0.9)"
     )
     worker_fraction: float | None = mode_option(
-        number(0, 1),
-        "local: the part of the workers that trains in each round (default 1)",
+        number(0, 1), "local: the part of the workers that trains in each round (default 1)"
     )
     topology: str | None = mode_option(
         topology,
@@ -169,12 +155,10 @@ class JobConfig:
         "gossip: after how many steps the chief takes the mean of all copies, which is what is saved (default 100)",
     )
     async_rounds: bool | None = mode_option(
-        boolean,
-        "local: each worker exchanges when its own round ends, and waits for no other",
+        boolean, "local: each worker exchanges when its own round ends, and waits for no other"
     )
     staleness_lr: bool | None = mode_option(
-        boolean,
-        "async: divide the learning rate of an update by the staleness of its gradient",
+        boolean, "async: divide the learning rate of an update by the staleness of its gradient"
     )
     delay_compensation: float | None = mode_option(
         number(0),

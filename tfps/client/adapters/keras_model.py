@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfps.client.message import Array
+from tfps.client.arrays import check_fits
+from tfps.client.message import Array, TensorSpec
 from tfps.errors import ServiceError
+from tfps.text import did_you_mean, show
 
 
 def values(model: Any) -> Mapping[str, Array]:
@@ -16,10 +18,21 @@ def values(model: Any) -> Mapping[str, Array]:
 
 
 def assign(model: Any, values: Mapping[str, Array]) -> Any:
-    """Give the variables the values."""
-    for one in model.variables:
-        if one.path in values:
-            one.assign(values[one.path])
+    """Give the variables the values.
+
+    Raises:
+        ServiceError: If a trainable one is no parameter, or has another shape; none is changed then.
+    """
+    if not model.trainable_variables:
+        raise ServiceError("the model has no trainable variables yet: build it before.")
+    for one in model.trainable_variables:
+        if one.path not in values:
+            raise ServiceError(f"{show(one.path)} is no parameter.{did_you_mean(one.path, values)}")
+    known = [one for one in model.variables if one.path in values]
+    for one in known:
+        check_fits(one.path, TensorSpec.of(values[one.path]), TensorSpec.of(_array(one)))
+    for one in known:
+        one.assign(values[one.path])
     return model
 
 
@@ -33,7 +46,10 @@ def gradients(model: Any, gradients: Any) -> Mapping[str, Array]:
     if gradients is None or len(gradients) != len(own):
         given = "none" if gradients is None else str(len(gradients))
         raise ServiceError(f"gradients: expected {len(own)}, one for each trainable variable, given {given}.")
-    return {one.path: _array(gradient) for one, gradient in zip(own, gradients, strict=True) if gradient is not None}
+    found = {one.path: _array(gradient) for one, gradient in zip(own, gradients, strict=True) if gradient is not None}
+    if not found:
+        raise ServiceError("gradients: no variable has one.")
+    return found
 
 
 def _array(tensor: Any) -> Array:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tfps.client.message import Array
+from tfps.client.arrays import check_fits
+from tfps.client.message import Array, TensorSpec
 from tfps.errors import ServiceError
 from tfps.text import show
 
@@ -45,8 +46,15 @@ def assign(model: Any, values: Mapping[str, Array]) -> Any:
 
 
 def gradients(model: Any, gradients: Any) -> Mapping[str, Array]:
-    """Return the gradients, which are a tree of the same form, or ``model`` itself."""
-    return values(model if gradients is None else gradients)
+    """Return the gradients, which are a tree of the same form, or ``model`` itself.
+
+    Raises:
+        ServiceError: If there is none.
+    """
+    found = values(model if gradients is None else gradients)
+    if not found:
+        raise ServiceError("gradients: the tree has no array.")
+    return found
 
 
 def _children(tree: Any) -> Iterator[tuple[str, Any]] | None:
@@ -79,6 +87,7 @@ def _mapped(tree: Any, values: Mapping[str, Array], path: str) -> Any:
         return None
     if path not in values:
         raise ServiceError(f"{show(path)} is no parameter.")
+    check_fits(path, TensorSpec.of(values[path]), TensorSpec.of(_array(path, tree)))
     if type(tree).__module__.startswith(("jax", "jaxlib")):
         from jax import numpy  # noqa: PLC0415  the leaf is one of JAX
 

@@ -200,9 +200,15 @@ class Store:
         shape = self._variables[name].shape.as_list()
         first, *others = (_dense(one, shape) for one in given)
         total = first.copy()
-        for one in others:
-            total += one
-        return _shared(total / total.dtype.type(divisor) if divisor > 1 else total)
+        with np.errstate(over="ignore"):
+            for one in others:
+                total += one
+        mean = total / total.dtype.type(divisor) if divisor > 1 else total
+        if not _is_finite(mean):  # the sum is too large for its dtype, and the mean may not be
+            mean = np.sum([_dense(one, shape).astype(np.float64) / divisor for one in given], axis=0).astype(
+                total.dtype
+            )
+        return _shared(mean)
 
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""

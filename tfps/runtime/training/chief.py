@@ -244,12 +244,13 @@ class Chief:
             self._background.start(self._save_apart)
         else:
             with self._built.step.without_updates(session):
-                self._checkpoints.try_save(session, self._step(session))
+                self._checkpoints.try_save(session, int(session.run(self._built.global_step)))
 
     def _save_apart(self) -> None:
         """Save with a separate session: training adds to the graph, and a session must not take in incomplete parts."""
         with self._connection.new_session() as session:
-            self._checkpoints.try_save(session, self._step(session), at_rest=False)
+            step = int(session.run(self._built.global_step))
+            self._checkpoints.try_save(session, step, at_rest=False)
 
     def report_slow_save(self) -> None:
         """Log now and then that a save does not end, as where the storage of ``--model_dir`` does not answer."""
@@ -270,10 +271,7 @@ class Chief:
         self._background.wait()
         self._write_missing_job()
         self._built.step.prepare_save(session)
-        return self._checkpoints.save(session, self._step(session))
-
-    def _step(self, session: Session) -> int:
-        return int(session.run(self._built.global_step))
+        return self._checkpoints.save(session, int(session.run(self._built.global_step)))
 
     def check_evaluation(self) -> None:
         """Check that the final evaluation can end, before there is training to lose; see ``evaluation``."""

@@ -59,3 +59,24 @@ def test_gradients_are_one_for_each_variable(gradients: object) -> None:
     """Else their number is in the error."""
     with pytest.raises(ServiceError, match="gradients: expected 4, one for each trainable variable, given"):
         keras_model.gradients(model(), gradients)
+
+
+def test_a_model_of_other_names_is_refused() -> None:
+    """So is one that is not built yet, or of another shape; nothing is assigned then."""
+    with service() as running, running.client() as ps:
+        ps.init_module(model())
+        other, unbuilt = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)]), keras.Sequential()
+        before = [variable.numpy() for variable in other.variables]
+        with pytest.raises(ServiceError, match="is no parameter"):
+            ps.pull_into(other)
+        for old, variable in zip(before, other.variables, strict=True):
+            np.testing.assert_array_equal(old, variable.numpy())
+        with pytest.raises(ServiceError, match="build it before"):
+            ps.pull_into(unbuilt)
+        narrow = keras.Sequential(
+            [keras.Input([3]), keras.layers.Dense(1, name="dense"), keras.layers.BatchNormalization()]
+        )
+        with pytest.raises(ServiceError, match="expected float32"):
+            keras_model.assign(narrow, {one.path: np.zeros([9], np.float32) for one in narrow.trainable_variables})
+        with pytest.raises(ServiceError, match="no variable has one"):
+            ps.push_grads(model(), [None] * len(model().trainable_variables))

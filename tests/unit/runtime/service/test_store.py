@@ -209,3 +209,12 @@ def test_what_is_not_finite_is_found(bad: float, dtype: Any) -> None:
             store.check({"w": gradient})
     with pytest.raises(ServiceError, match="the gradient has Inf"):
         store.check({"w": np.array([np.inf, -np.inf] * 500, dtype)})
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(np.float16, 40000), (np.float32, 3e38)])
+def test_a_sum_that_is_too_large_still_has_a_mean(dtype: Any, large: float) -> None:
+    """It is that of the numbers themselves."""
+    store = Store("sgd", 1e-3)
+    store.create({"w": np.zeros(2, dtype)})
+    store.update([{"w": np.full(2, large, dtype)}] * 3)
+    np.testing.assert_allclose(store.read()["w"].astype(np.float64), -1e-3 * large, rtol=1e-2)
