@@ -12,7 +12,12 @@ def eager_execution() -> Iterator[None]:
     """Execute eagerly in this thread, and in those that are started meanwhile."""
     from tensorflow.python.eager import context  # noqa: PLC0415  most tests do without TensorFlow
 
-    with mock.patch.object(context, "default_execution_mode", context.EAGER_MODE), context.eager_mode():
+    switches = context._ContextSwitchStack(eager=True)  # by which a function knows what is around it
+    with (
+        mock.patch.object(context, "default_execution_mode", context.EAGER_MODE),
+        mock.patch.object(context.context(), "_context_switches", switches),
+        context.eager_mode(),
+    ):
         yield
 
 
