@@ -120,7 +120,10 @@ def test_what_cannot_be_a_parameter_is_refused(running: Running, leaf: Any, mess
 
 def test_a_class_that_only_jax_knows_is_refused(running: Running) -> None:
     """By its name, and with what to use instead."""
-    with running.client() as ps, pytest.raises(ServiceError, match="Registered is no Keras 3 model or pytree"):
+    with (
+        running.client() as ps,
+        pytest.raises(ServiceError, match="Registered is no PyTorch module, Keras 3 model or pytree"),
+    ):
         ps.init_module(Registered(jnp.ones(3)))
 
 

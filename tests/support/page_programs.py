@@ -106,7 +106,7 @@ def check_sync(model_dir: Path, output: str) -> None:
     assert (found.updates, found.dropped) == (5, 0)
     np.testing.assert_allclose(found.weights, weights, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found.bias, bias, rtol=1e-4, atol=1e-6)
-    assert output.splitlines()[-1] == f"sync: 5 updates, accuracy {accuracy(weights, bias):.3f}"
+    assert f"sync: 5 updates, accuracy {accuracy(weights, bias):.3f}" in output.splitlines()  # Ray may add lines
 
 
 def check_async(model_dir: Path, output: str) -> None:
@@ -117,4 +117,4 @@ def check_async(model_dir: Path, output: str) -> None:
     assert expected > 0.8
     reached = accuracy(found.weights, found.bias)
     assert abs(reached - expected) < 0.06
-    assert output.splitlines()[-1] == f"async: 125 updates, accuracy {reached:.3f}"
+    assert f"async: 125 updates, accuracy {reached:.3f}" in output.splitlines()
