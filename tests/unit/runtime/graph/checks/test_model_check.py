@@ -468,7 +468,7 @@ def test_what_cannot_be_logged_is_found_before_anything_starts(make: Any, report
     [
         (lambda x: [tf.metrics.mean(x)], "eval_metric_ops=a list; it must be a dict of pairs"),
         (lambda x: {2: tf.metrics.mean(x)}, "eval_metric_ops with the name 2; a name must be a str."),
-        (lambda x: {"a": x}, "eval_metric_ops with 'a', which is a SymbolicTensor; each must be a pair"),
+        (lambda x: {"a": x}, "eval_metric_ops with 'a', which is a tensor; each must be a pair"),
         (lambda x: {"loss": tf.metrics.mean(x)}, "eval_metric_ops with 'loss', the name of the model's own loss over"),
         (lambda x: {"a": (x, x, x)}, "eval_metric_ops with 'a', which is a tuple; each must be a pair"),
         (lambda x: {"a": (x, 0.5)}, "eval_metric_ops with 'a', whose update is a float; it must be an operation"),
