@@ -58,11 +58,11 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "platforms/test_ray.py": ["launchers/ray/actor", "launchers/ray/cluster", "launchers/ray/job"],
     "faults/test_service.py": ["runtime/service/leading_task", "runtime/service/service_task"],
     "unit/client/test_serve.py": ["client/attended"],
-    "unit/runtime/service/test_first_server.py": ["runtime/service/checkpoints", "runtime/service/versions"],
+    "unit/runtime/service/test_first_server.py": ["runtime/service/checkpoints", "runtime/service/parameters/versions"],
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
         *("client/background", "client/client", "client/connect", "client/connection", "client/rows", "client/servers"),
-        *("runtime/service/gradients", "runtime/service/session"),
+        *("runtime/service/following_server", "runtime/service/gradients", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [
         *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),

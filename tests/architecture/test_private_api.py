@@ -30,7 +30,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, str]] = {
     "runtime/process/request_ids.py": {"_handle": "ctypes has no public name for the handle of a library"},
     "runtime/process/session.py": dict.fromkeys(("_c_op", "_as_tf_output"), "the session calls TensorFlow's C API"),
     "runtime/process/shutdown.py": {"_exit": _EXIT},
-    "runtime/service/store.py": dict.fromkeys(
+    "runtime/service/parameters/store.py": dict.fromkeys(
         ("_create_slots", "_finish", "_non_slot_variables", "_prepare"),
         "a server needs the optimizer's own variables before its first update, and an update of none of its parameters",
     ),

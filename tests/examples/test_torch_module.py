@@ -128,6 +128,47 @@ def test_sync_training_equals_the_same_arithmetic_in_one_process(num_ps: int) ->
             np.testing.assert_allclose(arrays(model)[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_buffers_are_shared_if_asked_for(num_ps: int) -> None:
+    """In sync all workers get the mean of their averages, and the parameters that they would get without."""
+    models, plain = [Net(), Net()], [Net(), Net()]
+
+    def work(running: Any, worker: int, model: nn.Module, buffers: bool) -> None:
+        with running.client(worker) as ps:
+            ps.init_module(model, buffers=buffers)
+            for step in range(3):
+                backward(model, 2 * step + worker)
+                if step == 1:
+                    ps.push_pull_into(model, buffers=buffers)
+                else:
+                    ps.push_grads(model, buffers=buffers)
+                    ps.pull_into(model)
+
+    for own, buffers in (models, True), (plain, False):
+        with service(num_ps, Rules("sync", num_workers=2), learning_rate=0.1) as running:
+            together(*(lambda w=worker, o=own, b=buffers, r=running: work(r, w, o[w], b) for worker in range(2)))
+    mean = (plain[0].norm.running_mean + plain[1].norm.running_mean) / 2
+    for model, other in zip(models, plain, strict=True):
+        torch.testing.assert_close(model.norm.running_mean, mean)  # an average of averages: batch norm is linear in it
+        assert model.norm.num_batches_tracked == 3
+        for name, value in arrays(other).items():
+            np.testing.assert_array_equal(arrays(model)[name], value, name)
+    assert not torch.equal(plain[0].norm.running_mean, plain[1].norm.running_mean)
+
+
+def test_buffers_are_those_of_the_state() -> None:
+    """Not those that ``state_dict`` leaves out; a compiled module has the names of the one inside."""
+    model = nn.Module()
+    model.register_buffer("kept", torch.ones(2, dtype=torch.bfloat16))
+    model.register_buffer("left", torch.ones(2), persistent=False)
+    assert {name: one.dtype for name, one in torch_module.buffers(model).items()} == {"kept": np.float32}
+    assert set(torch_module.buffers(torch.compile(Net()))) == {name for name, _ in Net().named_buffers()}
+    with service() as running, running.client() as ps:
+        ps.init_module(Net())
+        with pytest.raises(ServiceError, match="is no parameter"):
+            ps.push({}, torch_module.buffers(Net()))
+
+
 class Table(nn.Module):
     """A table with sparse gradients, and a dense layer."""
 

@@ -14,12 +14,12 @@ from tfps.client.connect import connect
 from tfps.client.connection import Connection, Identity
 from tfps.errors import ServiceEndedError
 from tfps.runtime.service.first_server import FirstServer
+from tfps.runtime.service.following_server import FollowingServer
 from tfps.runtime.service.listener import Listener
+from tfps.runtime.service.parameters.store import Store
 from tfps.runtime.service.pushes import Rules
-from tfps.runtime.service.server import Server
 from tfps.runtime.service.service_task import Encryption
 from tfps.runtime.service.session import FIRST_SERVER
-from tfps.runtime.service.store import Store
 
 FIRST = {"w": np.zeros([4, 3], np.float32), "b": np.zeros(3, np.float32), "c": np.zeros([], np.float64)}
 ONES = {name: np.ones_like(value) for name, value in FIRST.items()}
@@ -55,7 +55,7 @@ class Running:
         self.others = self.connections()
         terms = terms or ["{}"] * num_ps
         self.first = FirstServer(Store(**options), rules, self.others, terms[0])
-        self.followers = [Server(index, Store(**options), num_ps, terms[index]) for index in range(1, num_ps)]
+        self.followers = [FollowingServer(index, Store(**options), num_ps, terms[index]) for index in range(1, num_ps)]
         self.listeners = []
         for server, each in zip([self.first, *self.followers], sockets, strict=True):
             self.listeners.append(Listener(server, each, wire.token, wire.encryption.own))

@@ -22,7 +22,7 @@ from tfps.client.arrays import as_array, as_ids, check_mapping
 from tfps.client.background import Background
 from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
-from tfps.client.servers import DENSE, IDS, ROWS, Seen, Servers
+from tfps.client.servers import BUFFER, DENSE, IDS, ROWS, Seen, Servers
 from tfps.errors import ServiceError
 from tfps.text import show
 
@@ -44,17 +44,23 @@ class Client:
         self._order = Background(1, "tfps-order")
         self._pushing, self._pushes = threading.Lock(), 0
 
-    def init(self, values: Mapping[str, Any]) -> None:
+    def init(self, values: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> None:
         """Give the parameters their first values, unless another client has done so, or a checkpoint.
 
         Args:
             values: Arrays by name.
+            buffers: More arrays by name, which no optimizer changes, such as the averages of batch norm: pushes may
+                give them other values.
 
         Raises:
             ServiceError: If there are parameters of other names, dtypes or shapes.
         """
         check_mapping("init", values)
-        self._servers.init({name: as_array(name, value) for name, value in values.items()})
+        check_mapping("init: buffers", buffers or {})
+        if both := sorted(values.keys() & (buffers or {}).keys()):
+            raise ServiceError(f"init: {show(both[0])} is given as a parameter and as a buffer.")
+        arrays = {DENSE + name: as_array(name, value) for name, value in values.items()}
+        self._servers.init(arrays | {BUFFER + name: as_array(name, one) for name, one in (buffers or {}).items()})
 
     def pull(self, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return parameters by name, all of one step; all of them if no names are given.
@@ -66,26 +72,27 @@ class Client:
             raise ServiceError(f"pull: expected a list of names, given {show(repr(names))}.")
         return self._servers.pull(list(self._servers.specs) if names is None else list(names))
 
-    def push(self, gradients: Mapping[str, Any]) -> int:
+    def push(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> int:
         """Push gradients, and return the number of updates when they are applied, or have come too late.
 
         Args:
             gradients: Arrays by name; some of the parameters are enough.
+            buffers: Values of buffers by name, which they get in the same update; in sync the mean of the workers.
 
         Raises:
             ServiceError: If one does not fit its parameter, or is not finite; nothing is applied then.
             PeerLostError: If the servers are lost; it is not known then whether the gradients were applied.
         """
-        return self._push(self._named(gradients), self._servers.seen)
+        return self._push(self._named(gradients, buffers), self._servers.seen)
 
-    def push_async(self, gradients: Mapping[str, Any]) -> "Future[int]":
+    def push_async(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> "Future[int]":
         """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns."""
-        copies = {name: array.copy() for name, array in self._named(gradients).items()}
+        copies = {name: array.copy() for name, array in self._named(gradients, buffers).items()}
         return self._order.submit(self._push, copies, self._servers.seen)
 
-    def push_pull(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
+    def push_pull(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Push gradients, and return all parameters as they are then."""
-        arrays = self._named(gradients)
+        arrays = self._named(gradients, buffers)
         with self._pushing:
             self._pushes += 1
             return self._servers.push_pull(arrays, self._pushes)
@@ -102,39 +109,47 @@ class Client:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
         return self._push(self._rows(name, ids, gradients), self._servers.seen)
 
-    def init_module(self, model: Any) -> Any:
+    def init_module(self, model: Any, buffers: bool = False) -> Any:
         """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
-
-        Its other state, such as the averages of batch norm, stays its own.
 
         Args:
             model: A PyTorch module, a Keras 3 model or layer, or a pytree of JAX. Of PyTorch, parameters that require
                 no gradient stay the module's own.
+            buffers: Whether the service has its buffers, too, such as the averages of batch norm. If not, they stay
+                the model's own.
         """
-        self.init(adapter_of(model).values(model))
+        adapter = adapter_of(model)
+        self.init(adapter.values(model), adapter.buffers(model) if buffers else None)
         return self.pull_into(model)
 
     def pull_into(self, model: Any) -> Any:
-        """Give a model the parameters' present values; return it, or a new tree in the case of JAX."""
+        """Give a model the present values of parameters, and of the buffers that the service has.
+
+        Returns:
+            The model, or a new tree in the case of JAX.
+        """
         return adapter_of(model).assign(model, self.pull())
 
-    def push_grads(self, model: Any, gradients: Any = None) -> int:
+    def push_grads(self, model: Any, gradients: Any = None, buffers: bool = False) -> int:
         """Push the gradients of a model; return what ``push`` returns.
 
         Args:
             model: The model.
             gradients: In the case of Keras, one for each trainable variable; in that of JAX, a tree of the same form;
                 in that of PyTorch nothing: the gradients are those that ``backward`` has left in the parameters.
+            buffers: Whether to push the values of its buffers, too; ``init_module`` has to have given them.
         """
-        return self.push(adapter_of(model).gradients(model, gradients))
+        adapter = adapter_of(model)
+        return self.push(adapter.gradients(model, gradients), adapter.buffers(model) if buffers else None)
 
-    def push_pull_into(self, model: Any, gradients: Any = None) -> Any:
+    def push_pull_into(self, model: Any, gradients: Any = None, buffers: bool = False) -> Any:
         """Push the gradients of a model, then give it the parameters' values; one round trip if there is one server.
 
         Takes what ``push_grads`` takes, and returns what ``pull_into`` returns.
         """
         adapter = adapter_of(model)
-        return adapter.assign(model, self.push_pull(adapter.gradients(model, gradients)))
+        values = adapter.buffers(model) if buffers else None
+        return adapter.assign(model, self.push_pull(adapter.gradients(model, gradients), values))
 
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""
@@ -189,16 +204,17 @@ class Client:
             self._servers.abort()
         self.close()
 
-    def _named(self, gradients: Mapping[str, Any]) -> dict[str, Array]:
-        """Return gradients, of which some may be ``Rows``, by the names of their arrays in a message."""
+    def _named(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> dict[str, Array]:
+        """Return gradients, of which some may be ``Rows``, and buffers by the names of their arrays in a message."""
         check_mapping("push", gradients)
+        check_mapping("push: buffers", buffers or {})
         found: dict[str, Array] = {}
         for name, value in gradients.items():
             if isinstance(value, Rows):
                 found |= self._rows(name, value.ids, value.values)
             else:
                 found[DENSE + name] = self._converted(name, value)
-        return found
+        return found | {BUFFER + name: self._converted(name, one, True) for name, one in (buffers or {}).items()}
 
     def _rows(self, name: str, ids: Any, gradients: Any) -> dict[str, Array]:
         spec, rows = self._servers.spec(name), as_ids(name, ids)
@@ -207,16 +223,16 @@ class Client:
             raise ServiceError(f"{show(name)}: expected {spec.dtype.name}, given {values.dtype.name}.")
         return {IDS + name: rows, ROWS + name: values}
 
-    def _converted(self, name: str, value: Any) -> Array:
-        """Return a gradient as an array; one of Python's numbers gets the parameter's dtype.
+    def _converted(self, name: str, value: Any, is_buffer: bool = False) -> Array:
+        """Return a gradient, or a buffer, as an array; one of Python's numbers gets the parameter's dtype.
 
         Raises:
             ServiceError: If it does not fit the parameter.
         """
         spec = self._servers.spec(name)
         array = as_array(name, value, spec.dtype)
-        if TensorSpec.of(array) != spec:
-            raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array)}.")
+        if TensorSpec.of(array, is_buffer) != spec:
+            raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array, is_buffer)}.")
         return array
 
     def _push(self, arrays: Mapping[str, Array], seen: Seen) -> int:

@@ -52,10 +52,12 @@ class TensorSpec:
     Attributes:
         dtype: The NumPy dtype, in the machine's byte order.
         shape: The shape.
+        is_buffer: Whether it is the value of a buffer, and no parameter that is trained, or gradient of one.
     """
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
+    is_buffer: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -63,12 +65,12 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]{' of a buffer' if self.is_buffer else ''}"
 
     @classmethod
-    def of(cls, array: Array) -> "TensorSpec":
+    def of(cls, array: Array, is_buffer: bool = False) -> "TensorSpec":
         """Return what there is to announce of an array."""
-        return cls(array.dtype, array.shape)
+        return cls(array.dtype, array.shape, is_buffer)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from tfps.client.message import Array, Message, TensorSpec
 from tfps.errors import NotReadyError, PeerLostError, ServiceError
 from tfps.text import did_you_mean, show
 
-DENSE, IDS, ROWS = "d/", "i/", "r/"
-"""The beginnings of the names of arrays in a message: a dense array, the ids of rows, the rows."""
+DENSE, IDS, ROWS, BUFFER = "d/", "i/", "r/", "b/"
+"""The beginnings of the names of arrays in a message: a dense array, the ids of rows, the rows, a buffer's value."""
 _LOST_READS = 100
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
 
@@ -83,8 +83,8 @@ class Servers:
         return self._specs
 
     def _learn(self, answer: Message) -> None:
-        for name, (dtype, shape, place) in json.loads(answer.metadata["parameters"]).items():
-            self._specs[name], self._places[name] = TensorSpec(np.dtype(dtype), tuple(shape)), place
+        for name, (dtype, shape, place, is_buffer) in json.loads(answer.metadata["parameters"]).items():
+            self._specs[name], self._places[name] = TensorSpec(np.dtype(dtype), tuple(shape), is_buffer), place
 
     def spec(self, name: str) -> TensorSpec:
         """Return the dtype and the shape of a parameter.
@@ -100,18 +100,21 @@ class Servers:
         self.spec(name)
         return self._places[name]
 
-    def init(self, values: Mapping[str, Array]) -> None:
-        """Give the parameters their first values, unless they have some."""
-        wanted = {name: TensorSpec.of(array) for name, array in values.items()}
-        text = json.dumps({name: [spec.dtype.name, list(spec.shape)] for name, spec in wanted.items()})
-        self.until_ready(lambda: self._init(text, values))
+    def init(self, arrays: Mapping[str, Array]) -> None:
+        """Give the parameters their first values, unless they have some. The arrays have their names in a message."""
+        rows = {
+            name[len(DENSE) :]: [array.dtype.name, list(array.shape), name.startswith(BUFFER)]
+            for name, array in arrays.items()
+        }
+        text = json.dumps(rows)
+        self.until_ready(lambda: self._init(text, arrays))
 
-    def _init(self, specs: str, values: Mapping[str, Array]) -> None:
+    def _init(self, specs: str, arrays: Mapping[str, Array]) -> None:
         answer = self.first.request("begin_init", specs=specs)
         self._learn(answer)
         if giver := answer.metadata["giver"]:
             try:
-                self._all("init", self._parts({DENSE + name: array for name, array in values.items()}), giver=giver)
+                self._all("init", self._parts(arrays), giver=giver)
                 self.first.request("end_init", giver=giver)
             except BaseException:
                 self.first.drop()  # so that another client can give them
@@ -160,10 +163,10 @@ class Servers:
         return answer.tensors["rows"]
 
     def push(self, arrays: Mapping[str, Array], number: int, seen: Seen) -> int:
-        """Push gradients, which have their names in a message; return the number of updates then.
+        """Push gradients and buffers, which have their names in a message; return the number of updates then.
 
         Args:
-            arrays: The gradients.
+            arrays: The gradients and the values of buffers.
             number: The number of the push among those of this client.
             seen: Of which moment the parameters are that the gradients were computed with.
         """

@@ -16,6 +16,9 @@ class Adapter(Protocol):
     def values(self, model: Any) -> Mapping[str, Array]:
         """Return the parameters by name, without a copy where that is possible."""
 
+    def buffers(self, model: Any) -> Mapping[str, Array]:
+        """Return what no optimizer changes, such as the averages of batch norm, by name."""
+
     def assign(self, model: Any, values: Mapping[str, Array]) -> Any:
         """Give a model the values of some parameters; return the model, or a new one where models do not change."""
 

@@ -17,6 +17,12 @@ def values(model: Any) -> Mapping[str, Array]:
     return found
 
 
+def buffers(model: Any) -> Mapping[str, Array]:
+    """Return the floating-point variables that are not trained: not the states of random numbers."""
+    own = {one.path: _array(one) for one in model.non_trainable_variables}
+    return {path: array for path, array in own.items() if array.dtype.kind == "f"}
+
+
 def assign(model: Any, values: Mapping[str, Array]) -> Any:
     """Give the variables the values.
 

@@ -6,7 +6,7 @@ Without JAX, the same for NumPy's arrays.
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -38,6 +38,16 @@ def _array(name: str, leaf: Any) -> Array:
             return array
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise ServiceError(f"{show(name)}: {kind} is no array: a tree has dicts, lists and tuples of arrays.")
+
+
+def buffers(model: Any) -> NoReturn:
+    """Refuse: a tree does not say which arrays an optimizer changes.
+
+    Raises:
+        ServiceError: Always.
+    """
+    del model
+    raise ServiceError("a pytree has no buffers: give them by name to init and push, as buffers={name: array}.")
 
 
 def assign(model: Any, values: Mapping[str, Array]) -> Any:

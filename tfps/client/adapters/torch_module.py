@@ -1,4 +1,4 @@
-"""PyTorch modules: the parameters that are trained, by the names of ``named_parameters``.
+"""PyTorch modules: parameters that are trained, and buffers, by their names in ``state_dict``.
 
 Arrays share the memory of parameters and gradients on the CPU. bfloat16, which NumPy lacks, is float32 at the service:
 gradients are widened exactly, and a module gets the parameters rounded.
@@ -20,8 +20,14 @@ def values(model: Any) -> Mapping[str, Array]:
     return {name: _array(name, one) for name, one in _parameters(model) if one.requires_grad}
 
 
+def buffers(model: Any) -> Mapping[str, Array]:
+    """Return the buffers that ``state_dict`` has."""
+    own = dict(_buffers(model))
+    return {name: _array(name, one) for name, one in own.items()}
+
+
 def assign(model: Any, values: Mapping[str, Array]) -> Any:
-    """Copy the values into the parameters, where they are: other tensors may share their memory.
+    """Copy the values into the parameters and buffers, where they are: other tensors may share their memory.
 
     Raises:
         ServiceError: If the value of one that is trained is missing, or one has another shape; none is changed then.
@@ -32,6 +38,8 @@ def assign(model: Any, values: Mapping[str, Array]) -> Any:
     for name, one in own.items():
         if name not in values and one.requires_grad:
             raise ServiceError(f"{show(name)} is no parameter of the service.")
+    own |= dict(_buffers(model))
+    for name, one in own.items():
         if name in values and values[name].shape != tuple(one.shape):
             raise ServiceError(f"{show(name)}: expected {list(one.shape)}, given {list(values[name].shape)}.")
     with torch.no_grad():
@@ -65,7 +73,26 @@ def gradients(model: Any, gradients: Any) -> Mapping[str, Array | Rows]:
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a module, of one in ``DataParallel``, or a compiled one, under the same names."""
+    """Yield the parameters of a module by name."""
+    for name, one in _unwrapped(model).named_parameters():
+        yield _own_name(name), one
+
+
+def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the buffers of a module by name; not those that are no part of its state."""
+    module = _unwrapped(model)
+    saved = module.state_dict()
+    for name, one in module.named_buffers():
+        if name in saved:
+            yield _own_name(name), one
+
+
+def _own_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")  # a part of a module may be compiled
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return a module that is in ``DataParallel``, or is compiled."""
     from torch.nn import parallel  # noqa: PLC0415
 
     while True:
@@ -74,9 +101,7 @@ def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
         elif hasattr(model, "_orig_mod"):  # torch.compile has made it
             model = model._orig_mod
         else:
-            break
-    for name, one in model.named_parameters():
-        yield name.replace("_orig_mod.", ""), one  # a part of it may be compiled
+            return model
 
 
 def _gradient(name: str, gradient: Any) -> Array | Rows:

@@ -1,8 +1,8 @@
 """The checkpoints of a parameter service: those of a TensorFlow job, and one string beside the values.
 
 Parameters and slots have plain names, like ``w`` and ``w/Adam``, so ``tfps eval``, a training job and TensorFlow's own
-tools can read them. The string ``tfps/service`` is JSON: the parameters, the identity of the run, and which pushes are
-in the values. So a push that is sent again after a loss counts once.
+tools can read them. The string ``tfps/service`` is JSON: the parameters, which of them are buffers, the identity of the
+run, and which pushes are in the values. So a push that is sent again after a loss counts once.
 """
 
 import json
@@ -19,8 +19,8 @@ from tfps.errors import CheckpointError, NotReadyError
 from tfps.runtime.checkpoint.restore import message_of
 from tfps.runtime.checkpoint.sharded_saver import SaveResult
 from tfps.runtime.service.first_server import ABOUT, STEP, FirstServer
+from tfps.runtime.service.parameters.versions import Snapshot
 from tfps.runtime.service.pushes import Outcome, State
-from tfps.runtime.service.versions import Snapshot
 from tfps.text import show
 from tfps.tf_types import Session
 
@@ -56,7 +56,9 @@ class SavedService:
         self.run, self.state = about["run"], State(int(self._reader.get_tensor(STEP)), decided)
         types = self._reader.get_variable_to_dtype_map()
         self.specs: Mapping[str, TensorSpec] = {
-            name: TensorSpec(np.dtype(types[name].as_numpy_dtype), tuple(self._shapes[name]))
+            name: TensorSpec(
+                np.dtype(types[name].as_numpy_dtype), tuple(self._shapes[name]), name in about.get("buffers", ())
+            )
             for name in about["parameters"]
         }
 
@@ -113,7 +115,7 @@ class ServiceSaver:
                     if written:  # a server may have no parameters
                         names.append(str(parts / f"part-{index}"))
                         _write(names[-1], written)
-                if missing := set(snapshot.names) - known:
+                if missing := set(snapshot.specs) - known:
                     raise NotReadyError(f"{len(missing)} parameters are not there.")
                 tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=names, destination_prefix=path, delete_old_dirs=True)
             finally:
@@ -139,7 +141,9 @@ def _about(snapshot: Snapshot) -> Mapping[str, Array]:
         client: [number, [outcome.step, outcome.is_applied]]
         for client, (number, outcome) in snapshot.state.decided.items()
     }
-    text = json.dumps({"run": snapshot.run, "parameters": snapshot.names, "decided": decided})
+    buffers = [name for name, spec in snapshot.specs.items() if spec.is_buffer]
+    about = {"run": snapshot.run, "parameters": list(snapshot.specs), "buffers": buffers, "decided": decided}
+    text = json.dumps(about)
     return {STEP: np.asarray(snapshot.state.step, np.int64), ABOUT: np.asarray(text.encode(), object)}
 
 

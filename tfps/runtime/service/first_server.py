@@ -17,15 +17,15 @@ from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import part_of, push_id
+from tfps.runtime.service.gradients import named, part_of, push_id
+from tfps.runtime.service.parameters.store import Store
+from tfps.runtime.service.parameters.versions import Checkpoint, Snapshot, Version
 from tfps.runtime.service.placement import Placement, check_names, specs_as_text, specs_of
 from tfps.runtime.service.pushes import RESTARTING, Push, PushId, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
 from tfps.runtime.service.staged import StagedParts
-from tfps.runtime.service.store import Store
-from tfps.runtime.service.versions import Checkpoint, Snapshot, Version
 
 RESERVED = ABOUT, STEP = "tfps/service", "global_step"
 """The names of what a checkpoint has beside parameters and the optimizer's variables."""
@@ -116,17 +116,21 @@ class FirstServer(Server):
             self._placement.restart(checkpoint.specs if checkpoint else None)
             run = checkpoint.run if checkpoint else self.run or uuid.uuid4().hex
             for index, other in enumerate(self._others, 1):
-                names, values = self._values(checkpoint, index)
-                said = {"names": json.dumps(names), "run": run, "terms": self._terms, **self._about(now)}
-                other.request("begin", {DENSE + name: value for name, value in values.items()}, **said)
+                specs, values = self._values(checkpoint, index)
+                text = "" if specs is None else specs_as_text(specs)
+                other.request(
+                    "begin", named(values, specs or {}), specs=text, run=run, terms=self._terms, **self._about(now)
+                )
             self.begin(now, run, *self._values(checkpoint, 0))
 
-    def _values(self, checkpoint: Checkpoint | None, index: int) -> tuple[Sequence[str] | None, Mapping[str, Array]]:
+    def _values(
+        self, checkpoint: Checkpoint | None, index: int
+    ) -> tuple[Mapping[str, TensorSpec] | None, Mapping[str, Array]]:
         """Return the parameters of a server, and the values of these and of their slots."""
         if checkpoint is None:
             return None, {}
-        names = self._placement.of_server(index)
-        return names, checkpoint.read(names)
+        specs = self._placement.specs_of_server(index)
+        return specs, checkpoint.read(list(specs))
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -145,7 +149,7 @@ class FirstServer(Server):
                 raise NotReadyError(RESTARTING)
             about = self._about(now)
             parts = [lambda: own, *(lambda one=other: _state_of(one, about) for other in self._others)]
-            yield Snapshot(self.run, state, list(self._placement.specs), parts)
+            yield Snapshot(self.run, state, dict(self._placement.specs), parts)
             for other in self._others:
                 other.request("forget")
 

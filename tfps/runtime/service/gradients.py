@@ -1,37 +1,62 @@
-"""The gradients that a request has."""
+"""What a push has: gradients, and values of buffers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
-from tfps.client.message import Message, TensorSpec
+from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.rows import Rows
-from tfps.client.servers import DENSE, IDS, ROWS
+from tfps.client.servers import BUFFER, DENSE, IDS, ROWS
 from tfps.errors import ProtocolError, ServiceError
+from tfps.runtime.service.parameters.aggregate import BufferValue, Change
 from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import Session
-from tfps.runtime.service.store import Gradient
 from tfps.text import show
 
-Part = Mapping[str, Gradient]
+Part = Mapping[str, Change]
 _MOST_ID_BYTES = 64 << 20
+_Given = TypeVar("_Given")
 
 
 def part_of(request: Message) -> Part:
-    """Return the gradients that a push has.
+    """Return the gradients, and the values of buffers, that a push has.
 
     Raises:
         ServiceError: If it has rows without ids, or the other way round.
     """
-    part: dict[str, Gradient] = {}
+    part: dict[str, Change] = {}
     tensors = request.tensors
     for name, array in tensors.items():
         kind, own = name[: len(DENSE)], name[len(DENSE) :]
         if kind == DENSE:
             part[own] = array
+        elif kind == BUFFER:
+            part[own] = BufferValue(array)
         elif kind == ROWS and IDS + own in tensors:
             part[own] = Rows(tensors[IDS + own], array)
         elif not (kind == IDS and ROWS + own in tensors):
-            raise ServiceError(f"{show(name)} is no gradient: d/NAME, or i/NAME with r/NAME.")
+            raise ServiceError(f"{show(name)} is no gradient or buffer: d/NAME, i/NAME with r/NAME, or b/NAME.")
     return part
+
+
+def arrays_in(tensors: Mapping[str, _Given]) -> dict[str, _Given]:
+    """Return dense arrays, and those of buffers, by the names of their parameters."""
+    return {name[len(DENSE) :]: given for name, given in tensors.items() if name.startswith((DENSE, BUFFER))}
+
+
+def buffers_in(tensors: Collection[str]) -> list[str]:
+    """Return the names of the buffers among the arrays of a message."""
+    return [name[len(BUFFER) :] for name in tensors if name.startswith(BUFFER)]
+
+
+def announced(tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Return what is announced of dense arrays and buffers, by the names of their parameters."""
+    return arrays_in({name: replace(spec, is_buffer=name.startswith(BUFFER)) for name, spec in tensors.items()})
+
+
+def named(values: Mapping[str, Array], specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+    """Return values by the names that they have in a message."""
+    return {(BUFFER if name in specs and specs[name].is_buffer else DENSE) + name: one for name, one in values.items()}
 
 
 def check_rows(tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec]) -> None:
@@ -46,6 +71,8 @@ def check_rows(tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec
         own = specs.get(name[len(ROWS) :])
         if own is None:
             raise ServiceError(f"{show(name[len(ROWS) :])} is no parameter.")
+        if own.is_buffer:
+            raise ServiceError(f"{show(name[len(ROWS) :])}: expected {own}, given rows of a gradient.")
         if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
             raise ServiceError(f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time.")
 

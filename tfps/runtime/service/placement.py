@@ -118,9 +118,13 @@ class Placement:
             raise ServiceError(_NOT_YET)
 
     def described(self) -> str:
-        """Return the parameters as JSON: by name, dtype, shape, and server."""
-        rows = {name: [spec.dtype.name, list(spec.shape), self._places[name]] for name, spec in self._specs.items()}
-        return json.dumps(rows)
+        """Return the parameters as JSON: by name, dtype, shape, server, and whether it is a buffer."""
+        return json.dumps(
+            {
+                name: [spec.dtype.name, list(spec.shape), self._places[name], spec.is_buffer]
+                for name, spec in self._specs.items()
+            }
+        )
 
     def _check(self, specs: Mapping[str, TensorSpec]) -> None:
         for name, spec in specs.items():
@@ -197,24 +201,28 @@ def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserve
         owners = [name[: -len(slot)] for slot in slots if name.endswith(slot)]
         if not name or name in reserved or any(owner in specs for owner in owners):
             raise ServiceError(f"{show(name)} is no name for a parameter: the checkpoint has it for something else.")
-        if spec.dtype.kind != "f":
-            raise ServiceError(f"{show(name)}: expected float16, float32 or float64, given {spec}.")
+        if spec.dtype.kind != "f" and not spec.is_buffer:
+            advice = "float16, float32 or float64, as it is trained; give anything else as a buffer"
+            raise ServiceError(f"{show(name)}: expected {advice}; given {spec}.")
 
 
 def specs_as_text(specs: Mapping[str, TensorSpec]) -> str:
     """Return what ``specs_of`` reads."""
-    return json.dumps({name: [spec.dtype.name, list(spec.shape)] for name, spec in specs.items()})
+    return json.dumps({name: [spec.dtype.name, list(spec.shape), spec.is_buffer] for name, spec in specs.items()})
 
 
 def specs_of(text: str) -> Mapping[str, TensorSpec]:
-    """Return what a client announces as JSON: by name, dtype and shape.
+    """Return what a client announces as JSON: by name, dtype, shape, and whether it is a buffer, if it says so.
 
     Raises:
         ServiceError: If it cannot be read.
     """
     try:
         rows = json.loads(text)
-        return {str(name): TensorSpec(np.dtype(dtype), tuple(map(int, shape))) for name, (dtype, shape) in rows.items()}
+        return {
+            str(name): TensorSpec(np.dtype(dtype), tuple(map(int, shape)), *map(bool, kind))
+            for name, (dtype, shape, *kind) in rows.items()
+        }
     except (ValueError, TypeError, AttributeError) as error:
         raise ServiceError(f"the parameters of begin_init cannot be read: {error}") from None
 

@@ -1,4 +1,4 @@
-"""One server of a parameter service: what it answers to each request. ``listener`` has the connections.
+"""One server of a parameter service: what it answers to clients. ``listener`` has the connections.
 
 The first server decides about updates, parameters and checkpoints (``first_server``). For an update it tells the others
 which pushes it has, and each applies its parts of them. With two servers::
@@ -11,29 +11,33 @@ which pushes it has, and each applies its parts of them. With two servers::
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
-from tfps import errors
 from tfps.client.message import Array, Header, Message, TensorSpec
-from tfps.client.servers import DENSE
-from tfps.errors import NotReadyError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import Part, check_ids, check_rows, part_of, push_id
-from tfps.runtime.service.placement import FirstValues, check_finite, specs_of
-from tfps.runtime.service.pushes import PushId, check_terms
+from tfps.client.servers import BUFFER, DENSE
+from tfps.errors import NotReadyError, ServiceError
+from tfps.runtime.service.gradients import (
+    Part,
+    announced,
+    arrays_in,
+    buffers_in,
+    check_ids,
+    check_rows,
+    part_of,
+    push_id,
+)
+from tfps.runtime.service.parameters.store import Store
+from tfps.runtime.service.parameters.versions import Version, Versions
+from tfps.runtime.service.placement import FirstValues, check_finite
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
-from tfps.runtime.service.store import Store
-from tfps.runtime.service.versions import Version, Versions
 from tfps.text import show
 
-_FATAL = (errors.ConfigError, errors.CheckpointError, errors.DivergedError, errors.StorageError, ServiceError)
-_Given = TypeVar("_Given")
 _NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
 
 
 class Server:
-    """A server that follows the first one.
+    """What all servers answer to clients.
 
     Args:
         index: Its index.
@@ -44,31 +48,22 @@ class Server:
     Attributes:
         index: See there.
         run: The identity of the run, for clients; empty until the first server has told it.
-        is_over: Whether the first server has said that the service is over.
-        error: Why it has failed for good; ``None`` if it has not.
     """
 
     def __init__(self, index: int, store: Store, num_ps: int = 1, terms: str = "{}") -> None:
         self.index, self.run, self._terms = index, "", terms
-        self.is_over = False
-        self.error: TfpsError | None = None
         self._store, self._num_ps = store, num_ps
         self._versions = Versions(store, is_alone=num_ps == 1)
         self._staged: StagedParts[Part] = StagedParts()
         self._sessions: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._first_values, self._has_first_values = FirstValues(), False
-        self._snapshot: tuple[Version, Mapping[str, Array]] = Version(), {}
         self._is_stopping = False
         self._methods: dict[str, Callable[[Message, Session], Message]] = {
             **{"status": self._status, "init": self._init, "pull": self._pull, "read": self._read},
             **{"pull_rows": self._pull_rows, "stage": self._stage},
         }
-        self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {
-            **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
-            **{"snapshot": self._take_snapshot, "state": self._state, "forget": self._forget_snapshot},
-            **{"end": self._end, "expect": self._expect, "hold": self._hold},
-        }
+        self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {}
 
     def joined(self, session: Session) -> None:
         """Note that a client has connected."""
@@ -87,11 +82,6 @@ class Server:
     def num_clients(self) -> int:
         """The number of clients that are connected."""
         return len(self._sessions)
-
-    @property
-    def has_first(self) -> bool:
-        """Whether the first server is connected."""
-        return FIRST_SERVER in self._sessions
 
     def stop(self) -> None:
         """Let all that wait end."""
@@ -129,14 +119,14 @@ class Server:
     def _check_first_values(self, header: Header) -> None:
         if self._has_first_values:
             raise NotReadyError("other first values came before.")
-        if any(not name.startswith(DENSE) for name in header.tensors):
-            raise ServiceError("init takes arrays by name, as d/NAME.")
-        self._first_values.check(header.metadata.get("giver", ""), _dense(header.tensors))
+        if any(not name.startswith((DENSE, BUFFER)) for name in header.tensors):
+            raise ServiceError("init takes arrays by name, as d/NAME, or b/NAME for a buffer.")
+        self._first_values.check(header.metadata.get("giver", ""), announced(header.tensors))
 
     def _check_gradients(self, tensors: Mapping[str, TensorSpec]) -> None:
         """Check what is announced of gradients; of rows, that they are no more than can be meant."""
         self._check_ready()
-        self._store.check_announced(_dense(tensors))
+        self._store.check_announced(announced(tensors))
         check_rows(tensors, self._store.specs)
 
     def _check_ready(self) -> None:
@@ -160,13 +150,16 @@ class Server:
 
     def _init(self, request: Message, session: Session) -> Message:
         del session
-        giver, values = request.metadata["giver"], _dense(request.tensors)
+        giver, values = request.metadata["giver"], arrays_in(request.tensors)
+        buffers = buffers_in(request.tensors)
 
         def take() -> None:
             if self._has_first_values:
                 raise NotReadyError("other first values came before.")
-            self._first_values.check(giver, {name: TensorSpec.of(value) for name, value in values.items()})
-            self._store.create(values)
+            self._first_values.check(
+                giver, {name: TensorSpec.of(value, name in buffers) for name, value in values.items()}
+            )
+            self._store.create(values, buffers)
             self._first_values.got(giver)
 
         check_finite(values)
@@ -191,7 +184,7 @@ class Server:
         return Message(self._about(now), {DENSE + name: value for name, value in values.items()})
 
     def _read(self, request: Message, session: Session) -> Message:
-        wanted, names = _version_in(request), json.loads(request.metadata["names"])
+        wanted, names = version_in(request), json.loads(request.metadata["names"])
         values = self._versions.read_at(wanted, names, lambda: self._is_stopping or session.is_closed())
         if values is None:
             return Message({**self._about(wanted), "gone": "1"})
@@ -210,89 +203,25 @@ class Server:
         now, _ = self._versions.at_rest(lambda: self._staged.put(push, part))
         return Message(self._about(now))
 
-    def _begin(self, request: Message, session: Session) -> Message:
-        """Begin a generation with the values of a checkpoint, or with none."""
-        del session
-        check_terms(f"ps/{self.index}", json.loads(request.metadata["terms"]), json.loads(self._terms))
-        names = json.loads(request.metadata["names"])
-        self.begin(_version_in(request), request.metadata["run"], names, _dense(request.tensors))
-        return Message({})
-
-    def begin(self, now: Version, run: str, names: Sequence[str] | None, state: Mapping[str, Array]) -> None:
+    def begin(self, now: Version, run: str, specs: Mapping[str, TensorSpec] | None, state: Mapping[str, Array]) -> None:
         """Begin a generation.
 
         Args:
             now: Its name, and the number of the last update.
             run: The identity of the run.
-            names: The parameters of this server, which are in ``state`` by name; ``None`` if clients have to give them.
+            specs: The parameters of this server, which are in ``state`` by name; ``None`` if clients have to give them.
             state: The values of parameters and slots.
         """
 
         def take() -> None:
             self._staged.clear()
-            self._store.restore(names or [], state)
-            self._has_first_values, self._first_values = names is not None, FirstValues()
+            self._store.restore(specs or {}, state)
+            self._has_first_values, self._first_values = specs is not None, FirstValues()
 
         self.run = run
         self._versions.begin(now, take)
 
-    def _expect(self, request: Message, session: Session) -> Message:
-        """Wait for the first values of a client, which has said of each what it is."""
-        del session
-        said, specs = request.metadata, specs_of(request.metadata["specs"])
-        self._versions.at_rest(lambda: self._first_values.expect(said["giver"], specs), said["generation"])
-        return Message({})
 
-    def _hold(self, request: Message, session: Session) -> Message:
-        """Keep the part of a push that the first server is about to decide about."""
-        del session
-        client, number, *others = json.loads(request.metadata["push"])
-        held = PushId(client, number)
-        self._versions.at_rest(lambda: self._staged.hold(held, others), request.metadata["generation"])
-        return Message({})
-
-    def _apply(self, request: Message, session: Session) -> Message:
-        """Make an update; do nothing if it was made, and the first server asks again."""
-        del session
-        pushes = [PushId(client, count) for client, count in json.loads(request.metadata["pushes"])]
-        count = int(request.metadata["count"])
-        self._versions.update(_version_in(request), lambda: self._store.update(self._staged.take(pushes), count))
-        return Message({})
-
-    def _take_snapshot(self, request: Message, session: Session) -> Message:
-        del request, session
-        self._snapshot = self._versions.at_rest(self._store.state)
-        return Message(self._about(self._snapshot[0]))
-
-    def _state(self, request: Message, session: Session) -> Message:
-        """Return the snapshot of a moment, until another one is taken.
-
-        Raises:
-            NotReadyError: If it is not here: this server was started again since.
-        """
-        del session
-        taken, values = self._snapshot
-        if taken != _version_in(request):
-            raise NotReadyError("the snapshot is lost.")
-        return Message({}, {DENSE + name: value for name, value in values.items()})
-
-    def _forget_snapshot(self, request: Message, session: Session) -> Message:
-        del request, session
-        self._snapshot = Version(), {}
-        return Message({})
-
-    def _end(self, request: Message, session: Session) -> Message:
-        del session
-        if code := int(request.metadata.get("code", "0")):
-            kind = next((each for each in _FATAL if each.exit_code == code), TfpsError)
-            self.error = kind(f"ps/0 has failed: {request.metadata['message']}")
-        self.is_over = True
-        return Message({})
-
-
-def _version_in(request: Message) -> Version:
+def version_in(request: Message) -> Version:
+    """Return the version that a request names."""
     return Version(request.metadata["generation"], int(request.metadata["step"]))
-
-
-def _dense(tensors: Mapping[str, _Given]) -> dict[str, _Given]:
-    return {name[len(DENSE) :]: given for name, given in tensors.items() if name.startswith(DENSE)}

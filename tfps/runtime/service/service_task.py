@@ -18,9 +18,9 @@ from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
 from tfps.errors import ConfigError, PeerLostError
 from tfps.runtime.process.shutdown import StopRequest
+from tfps.runtime.service.following_server import FollowingServer
 from tfps.runtime.service.listener import Listener
-from tfps.runtime.service.server import Server
-from tfps.runtime.service.store import Store
+from tfps.runtime.service.parameters.store import Store
 from tfps.timeouts import PS_GRACE_SECS
 
 OPTIMIZER, LEARNING_RATE = "sgd", 0.01  # unless flags say otherwise
@@ -137,7 +137,7 @@ def _follow(
     encryption: ssl.SSLContext | None,
 ) -> None:
     """Serve as another server than the first."""
-    server = Server(task.index, store_of(config), cluster.num_ps, terms_of(config))
+    server = FollowingServer(task.index, store_of(config), cluster.num_ps, terms_of(config))
     listener = Listener(server, bound, token(), encryption)
     listener.start()
     log.info("waiting: for ps/0")
@@ -147,7 +147,7 @@ def _follow(
         listener.close()
 
 
-def _until_over(config: JobConfig, server: Server, stop: StopRequest) -> None:
+def _until_over(config: JobConfig, server: FollowingServer, stop: StopRequest) -> None:
     """Return when the first server says that the service is over."""
     seen, is_serving = time.monotonic(), False
     while not server.is_over:

@@ -80,3 +80,23 @@ def test_a_model_of_other_names_is_refused() -> None:
             keras_model.assign(narrow, {one.path: np.zeros([9], np.float32) for one in narrow.trainable_variables})
         with pytest.raises(ServiceError, match="no variable has one"):
             ps.push_grads(model(), [None] * len(model().trainable_variables))
+
+
+def test_averages_are_shared_if_asked_for() -> None:
+    """As buffers: a push assigns them; the state of random numbers stays each model's own."""
+    first = model()
+    first.add(keras.layers.Dropout(0.5, seed=1))
+    first.build([None, 3])
+    averages = [one for one in first.non_trainable_variables if "moving" in one.path]
+    assert set(keras_model.buffers(first)) == {one.path for one in averages}
+    with service(2) as running, running.client() as ps:
+        ps.init_module(first, buffers=True)
+        for one in averages:
+            one.assign(np.full(one.shape, 9, np.float32))
+        gradients = [np.zeros(one.shape, np.float32) for one in first.trainable_variables]
+        ps.push_grads(first, gradients, buffers=True)
+        found = ps.pull()
+        assert all((found[one.path] == 9).all() for one in averages)
+        averages[0].assign(np.zeros(averages[0].shape, np.float32))
+        ps.pull_into(first)
+        assert (np.asarray(averages[0]) == 9).all()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.service import service
 
 from tfps.client.adapters import adapter_of, pytree
 from tfps.errors import ServiceError
@@ -85,3 +86,12 @@ def test_a_tree_of_other_shapes_or_dtypes_is_refused() -> None:
             pytree.assign({"l": [other]}, pytree.values(tree))
     with pytest.raises(ServiceError, match="the tree has no array"):
         pytree.gradients(tree, {"l": [None]})
+
+
+def test_a_tree_does_not_say_what_a_buffer_is() -> None:
+    """So it is an error to ask for them, and nothing is given."""
+    with service() as running, running.client() as ps:
+        with pytest.raises(ServiceError, match="a pytree has no buffers: give them by name"):
+            ps.init_module({"w": np.ones(2, np.float32)}, buffers=True)
+        with pytest.raises(ServiceError, match="no parameters yet"):
+            ps.pull()

@@ -16,8 +16,8 @@ from support.service import FIRST, ONES, service, together
 from tfps.client.message import Message
 from tfps.errors import CheckpointError, NotReadyError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.runtime.service.checkpoints import ABOUT, SavedService, ServiceSaver
+from tfps.runtime.service.parameters.versions import Version
 from tfps.runtime.service.pushes import Rules
-from tfps.runtime.service.versions import Version
 
 SESSION: Any = None  # a service needs none
 

@@ -98,7 +98,7 @@ def test_first_values_that_were_not_announced() -> None:
         first, one = _connections(running, "wrong")
         specs = {name: [value.dtype.name, list(value.shape)] for name, value in FIRST.items()}
         answer = first.request("begin_init", specs=json.dumps(specs)).metadata
-        places = {name: place for name, (_, _, place) in json.loads(answer["parameters"]).items()}
+        places = {name: place for name, (_, _, place, _) in json.loads(answer["parameters"]).items()}
         own = [_dense({name: FIRST[name] for name in FIRST if places[name] == index}) for index in (0, 1)]
         for index, connection in enumerate((first, one)):
             wrong = {name: np.zeros([1000, 1000]) for name in own[index]}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.runtime.service import compiled_updates
-from tfps.runtime.service.compiled_updates import CompiledUpdates
+from tfps.runtime.service.parameters import compiled_updates
+from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
 
 
 def optimizer() -> mock.Mock:

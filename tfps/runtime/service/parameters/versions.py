@@ -68,13 +68,13 @@ class Snapshot:
     Attributes:
         run: The identity of the run.
         state: The number of the last update, and which pushes are in it.
-        names: The parameters.
+        specs: The parameters by name.
         parts: Returns, for each server, the values of its parameters and slots by name.
     """
 
     run: str
     state: State
-    names: Sequence[str]
+    specs: Mapping[str, TensorSpec]
     parts: Sequence[Callable[[], Mapping[str, Array]]] = field(default_factory=list)
 
 

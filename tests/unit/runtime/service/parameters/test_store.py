@@ -11,7 +11,7 @@ from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
-from tfps.runtime.service.store import Store
+from tfps.runtime.service.parameters.store import Store
 
 FIRST = {"a.weight": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.ones(2, np.float32), "c": np.float64([0.5])}
 
@@ -126,7 +126,7 @@ def test_a_store_that_is_restored_goes_on_as_the_first(name: str) -> None:
     store.update([gradients(1)])
     state = {key: value.copy() for key, value in store.state().items()}
     again = Store(name, 0.1)
-    again.restore(list(FIRST), state)
+    again.restore(store.specs, state)
     for each in (store, again):
         each.update([gradients(2, ["a.weight", "b"])])
     equal(again.state(), store.state())

@@ -8,6 +8,7 @@ tfps, so the names of the slots are those of a TensorFlow job, like ``w/Adam``.
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,13 @@ import tensorflow.compat.v1 as tf
 from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
 from tfps.errors import ServiceError
-from tfps.modes.sync import aggregation
 from tfps.optimizers.registry import make_optimizer
-from tfps.runtime.service.compiled_updates import CompiledUpdates
+from tfps.runtime.service.parameters.aggregate import BufferValue, Change, combined, combined_buffer, is_finite
+from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
 from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
 _DEFAULTS: Mapping[str, Any] = {"default": "sgd", "learning_rate": 0.01}
-
-Gradient = Array | Rows
 
 
 class Store:
@@ -57,8 +56,12 @@ class Store:
         slots = {name for name in names if name.startswith("/")}
         return slots, {name for name in names if name not in slots}
 
-    def create(self, values: Mapping[str, Array]) -> None:
+    def create(self, values: Mapping[str, Array], buffers: Collection[str] = ()) -> None:
         """Create the parameters with their first values, of which they keep a copy, instead of those that there are.
+
+        Args:
+            values: The values by name.
+            buffers: Those that no optimizer changes.
 
         Raises:
             ServiceError: If one has the name of a slot of another one.
@@ -69,23 +72,23 @@ class Store:
                 name: tf.Variable(value, use_resource=True, name="parameter", dtype=value.dtype)
                 for name, value in values.items()
             }
-            self._specs = {name: TensorSpec.of(np.asarray(value)) for name, value in values.items()}
-            if self._variables:
-                self._optimizer._create_slots(list(self._variables.values()))
+            self._specs = {name: TensorSpec.of(np.asarray(value), name in buffers) for name, value in values.items()}
+            if trained := [one for name, one in self._variables.items() if name not in buffers]:
+                self._optimizer._create_slots(trained)
             self._updates = CompiledUpdates(self._optimizer)
             self._named()
 
-    def check(self, gradients: Mapping[str, Gradient]) -> None:
-        """Check that gradients fit the parameters, and are finite.
+    def check(self, changes: Mapping[str, Change]) -> None:
+        """Check that gradients, and values of buffers, fit the parameters, and are finite.
 
         Raises:
             ServiceError: If one does not: names it, with what is expected and what is given.
         """
-        for name, gradient in gradients.items():
-            self._check(name, gradient)
+        for name, change in changes.items():
+            self._check(name, change)
 
     def check_announced(self, tensors: Mapping[str, TensorSpec]) -> None:
-        """Check what is announced of dense gradients, before it arrives.
+        """Check what is announced of dense gradients and buffers, before it arrives.
 
         Raises:
             ServiceError: If a name is not known, or has another dtype or shape.
@@ -104,18 +107,21 @@ class Store:
             raise ServiceError(f"{show(name)} is no parameter.{did_you_mean(name, self._variables)}")
         return self._variables[name]
 
-    def _check(self, name: str, gradient: Gradient) -> None:
-        expected = self._spec(name)
-        if isinstance(gradient, Rows):
-            self.check_ids(name, gradient.ids)
-            expected, values = TensorSpec(expected.dtype, (len(gradient.ids), *expected.shape[1:])), gradient.values
+    def _check(self, name: str, change: Change) -> None:
+        expected, what = self._spec(name), "gradient"
+        if isinstance(change, Rows):
+            self.check_ids(name, change.ids)
+            expected, values = replace(expected, shape=(len(change.ids), *expected.shape[1:])), change.values
+        elif isinstance(change, BufferValue):
+            values, what = change.value, "value"
         else:
-            values = gradient
-        if TensorSpec.of(values) != expected:
-            raise ServiceError(f"{show(name)}: expected {expected}, given {TensorSpec.of(values)}.")
-        if not _is_finite(values):
+            values = change
+        given = TensorSpec.of(values, is_buffer=isinstance(change, BufferValue))
+        if given != expected:
+            raise ServiceError(f"{show(name)}: expected {expected}, given {given}.")
+        if not is_finite(values):
             kind = "NaN" if np.isnan(values).any() else "Inf"
-            raise ServiceError(f"{show(name)}: the gradient has {kind}; it is not applied.")
+            raise ServiceError(f"{show(name)}: the {what} has {kind}; it is not applied.")
 
     def check_ids(self, name: str, ids: Array) -> None:
         """Check that ids are rows of a parameter.
@@ -154,24 +160,31 @@ class Store:
             rows = self._variable(name).sparse_read(tf.constant(ids))
         return np.asarray(memoryview(rows))
 
-    def update(self, pushes: Sequence[Mapping[str, Gradient]], count: int = 0) -> None:
-        """Apply the combined gradients of an update. They have been checked.
+    def update(self, pushes: Sequence[Mapping[str, Change]], count: int = 0) -> None:
+        """Apply the combined gradients of an update, and assign its buffers. They have been checked.
 
         A push that lacks a parameter counts as a gradient of 0 for it, unless no push has it.
 
         Args:
-            pushes: Of each push, the gradients by name; in the order in which they are added up.
+            pushes: Of each push, the changes by name; in the order in which they are added up.
             count: How many pushes the update is of, if some have no part here.
         """
-        pushes = [*pushes, *[{}] * (count - len(pushes))]
-        names = [name for name in self._variables if any(name in push for push in pushes)]
+        pairs, buffers = [], []
         with tf.device("CPU:0"):
-            combined = [(self._combined(name, pushes), self._variables[name]) for name in names]
+            for name, variable in self._variables.items():
+                given: Any = [push[name] for push in pushes if name in push]
+                if given and self._specs[name].is_buffer:
+                    buffers.append((combined_buffer(given, self._aggregate), variable))
+                elif given:
+                    shape = self._specs[name].shape
+                    pairs.append((combined(given, max(count, len(pushes)), self._aggregate, shape), variable))
             with self._lock:
-                if combined:
-                    self._updates.apply(combined)
+                if pairs:
+                    self._updates.apply(pairs)
                 else:
                     self._finish()
+                for value, variable in buffers:
+                    variable.assign(value)
 
     def _finish(self) -> None:
         """Do what the optimizer does in an update beside the variables, as Adam does with its powers."""
@@ -179,51 +192,21 @@ class Store:
             self._optimizer._prepare()
             self._optimizer._finish([], "update")
 
-    def _combined(self, name: str, pushes: Sequence[Mapping[str, Gradient]]) -> Any:
-        given = [push[name] for push in pushes if name in push]
-        if len(pushes) == 1 and self._aggregate in ("mean", "sum"):
-            return _tensor(given[0], self._variables[name])
-        if self._aggregate in ("mean", "sum"):
-            return self._summed(name, given, len(pushes))
-        shape = self._variables[name].shape.as_list()
-        dense = [_dense(one, shape) for one in given]
-        dense += [np.zeros_like(dense[0])] * (len(pushes) - len(given))
-        return aggregation.ELEMENTWISE[self._aggregate](tf.constant(np.stack(dense)))
-
-    def _summed(self, name: str, given: Sequence[Gradient], count: int) -> Any:
-        divisor = count if self._aggregate == "mean" else 1
-        if all(isinstance(one, Rows) for one in given):
-            rows = [one for one in given if isinstance(one, Rows)]
-            values = np.concatenate([one.values for one in rows])
-            values = values / values.dtype.type(divisor) if divisor > 1 else values
-            return _tensor(Rows(np.concatenate([one.ids for one in rows]), values), self._variables[name])
-        shape = self._variables[name].shape.as_list()
-        first, *others = (_dense(one, shape) for one in given)
-        total = first.copy()
-        with np.errstate(over="ignore"):
-            for one in others:
-                total += one
-        mean = total / total.dtype.type(divisor) if divisor > 1 else total
-        if not _is_finite(mean):  # the sum is too large for its dtype, and the mean may not be
-            mean = np.sum([_dense(one, shape).astype(np.float64) / divisor for one in given], axis=0).astype(
-                total.dtype
-            )
-        return _shared(mean)
-
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""
         with self._lock:
             values = {name: _read(variable) for name, variable in self._named().items()}
         return {name: np.asarray(memoryview(value)) for name, value in values.items()}
 
-    def restore(self, names: Sequence[str], state: Mapping[str, Array]) -> None:
+    def restore(self, specs: Mapping[str, TensorSpec], state: Mapping[str, Array]) -> None:
         """Create the parameters, and give them and their slots the values of a checkpoint.
 
         Args:
-            names: The parameters.
+            specs: The parameters.
             state: By name, the values. Those of slots may be missing: they get their first ones. Others are left out.
         """
-        self.create({name: state[name] for name in names})
+        buffers = [name for name, spec in specs.items() if spec.is_buffer]
+        self.create({name: state[name] for name in specs}, buffers)
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
             for name, variable in self._named().items():
                 if name in state:
@@ -251,32 +234,6 @@ def _parts(name: str) -> tuple[str, int]:
     return found[1], int(found[2] or 0)
 
 
-def _tensor(gradient: Gradient, variable: Variable) -> Any:
-    if isinstance(gradient, Rows):
-        shape = tf.constant(variable.shape.as_list(), tf.int64)
-        return tf.IndexedSlices(_shared(gradient.values), _shared(gradient.ids), shape)
-    return _shared(gradient)
-
-
 def _read(variable: Variable) -> Any:
     """Return a variable's value, without a copy; ``read_value`` takes one operation more."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-
-
-def _shared(array: Array) -> Any:
-    """Return an array as a tensor: with the same memory if TensorFlow can use that; ``tf.constant`` never does."""
-    return tf.raw_ops.Identity(input=array)
-
-
-def _is_finite(array: Array) -> bool:
-    """Return whether no number is NaN or Inf: such a sum has none, and only one that overflows needs a second look."""
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
-
-
-def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:
-    if not isinstance(gradient, Rows):
-        return gradient
-    found = np.zeros(shape, gradient.values.dtype)
-    np.add.at(found, gradient.ids, gradient.values)
-    return found

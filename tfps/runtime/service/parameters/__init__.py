@@ -1,0 +1,1 @@
+"""The parameters of one server: their values, the optimizer, and what they were a moment ago."""

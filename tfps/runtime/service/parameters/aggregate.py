@@ -1,0 +1,109 @@
+"""What an update does to one parameter: the gradients of its pushes combined, or the values of a buffer.
+
+The sum is that of the pushes in their order, which is that of the workers, whatever the order is in which they came.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tfps.client.message import Array
+from tfps.client.rows import Rows
+from tfps.modes.sync import aggregation
+from tfps.tf_types import Tensor
+
+_ROBUST = ("median", "trimmed_mean")
+
+
+@dataclass(frozen=True)
+class BufferValue:
+    """The value that a worker has of a buffer: what no optimizer changes, such as the averages of batch norm.
+
+    Attributes:
+        value: The value.
+    """
+
+    value: Array
+
+
+Gradient = Array | Rows
+Change = Gradient | BufferValue
+
+
+def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Sequence[int]) -> Tensor | tf.IndexedSlices:
+    """Return the gradient of an update.
+
+    Args:
+        given: The gradients of the pushes that have one.
+        count: The number of pushes; the others count as a gradient of 0.
+        aggregate: How they are combined.
+        shape: The shape of the parameter.
+    """
+    if aggregate not in ("mean", "sum"):
+        dense = [_dense(one, shape) for one in given]
+        dense += [np.zeros_like(dense[0])] * (count - len(given))
+        return aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(dense)))
+    if count == 1:
+        return _tensor(given[0], shape)
+    divisor = count if aggregate == "mean" else 1
+    rows = [one for one in given if isinstance(one, Rows)]
+    if len(rows) < len(given):
+        return _shared(_sum([_dense(one, shape) for one in given], divisor))
+    values = np.concatenate([one.values for one in rows])
+    values = values / values.dtype.type(divisor) if divisor > 1 else values
+    return _tensor(Rows(np.concatenate([one.ids for one in rows]), values), shape)
+
+
+def combined_buffer(given: Sequence[BufferValue], aggregate: str) -> Array:
+    """Return the value of a buffer after an update: the mean of those pushes that have one, or what is robust.
+
+    What is no floating-point number, such as a count of batches, gets the value of the first of these pushes.
+    """
+    values = [one.value for one in given]
+    if len(values) == 1 or values[0].dtype.kind != "f":
+        return values[0]
+    if aggregate in _ROBUST:
+        robust: Array = aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(values))).numpy()
+        return robust
+    return _sum(values, len(values))
+
+
+def is_finite(array: Array) -> bool:
+    """Return whether no number is NaN or Inf: such a sum has none, and only one that overflows needs a second look."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _sum(arrays: Sequence[Array], divisor: int) -> Array:
+    """Return the sum in the arrays' dtype, divided."""
+    first, *others = arrays
+    total = first.copy()
+    with np.errstate(over="ignore"):
+        for one in others:
+            total += one
+    mean: Array = total / total.dtype.type(divisor) if divisor > 1 else total
+    if not is_finite(mean):  # the sum is too large for its dtype, and the mean may not be
+        mean = np.sum([one.astype(np.float64) / divisor for one in arrays], axis=0).astype(total.dtype)
+    return mean
+
+
+def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:
+    if not isinstance(gradient, Rows):
+        return gradient
+    found = np.zeros(shape, gradient.values.dtype)
+    np.add.at(found, gradient.ids, gradient.values)
+    return found
+
+
+def _tensor(gradient: Gradient, shape: Sequence[int]) -> Any:
+    if isinstance(gradient, Rows):
+        return tf.IndexedSlices(_shared(gradient.values), _shared(gradient.ids), tf.constant(shape, tf.int64))
+    return _shared(gradient)
+
+
+def _shared(array: Array) -> Any:
+    """Return an array as a tensor: with the same memory if TensorFlow can use that; ``tf.constant`` never does."""
+    return tf.raw_ops.Identity(input=array)
