@@ -134,6 +134,28 @@ def test_servers_that_are_stopped_resume(tmp_path: Path) -> None:
     check_saved(tmp_path, 21)
 
 
+@pytest.mark.parametrize("stopped", [[0], [0, 1]])
+def test_clients_wait_for_servers_that_are_stopped(tmp_path: Path, stopped: list[int]) -> None:
+    """As on a machine that is drained: the servers save, clients go on with those that come back, and no update is lost."""
+    with by_hand(tmp_path, 2, "--save_checkpoint_secs=600") as servers:
+        pushing = Pushing(servers.hosts)
+        for step in (30, 60, 90):
+            servers.tasks[0].wait_for_step(step, 60)
+            for index in stopped:
+                servers.tasks[index].signal(signal.SIGTERM)
+            assert [servers.tasks[index].wait(30) for index in stopped] == [143] * len(stopped)
+            for index in stopped:
+                servers.tasks[index] = servers.start(index)
+            servers.tasks[0].wait_for("resumed from", 60)
+        servers.tasks[0].wait_for_step(120, 60)
+        pushing.over.set()
+        total = sum(pushing.counts())
+        with client(servers.hosts) as ps:
+            assert ps.step == total
+            for value in ps.pull().values():
+                np.testing.assert_array_equal(value, np.full(5, total, np.float32))
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_frozen_server(tmp_path: Path, index: int) -> None:
     """For a few seconds: clients wait, and no update is lost or made twice."""

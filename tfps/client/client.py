@@ -157,7 +157,8 @@ class Client:
         left, deadline = timeout_secs, time.monotonic() + timeout_secs
         try:
             while True:  # in short waits: one is repeated if its connection is lost
-                answer = own.request("wait", step=str(step), secs=str(max(0.0, min(left, _WAIT_SECS))))
+                secs = str(max(0.0, min(left, _WAIT_SECS)))
+                answer = self._servers.until_ready(lambda s=secs: own.request("wait", step=str(step), secs=s))
                 left = deadline - time.monotonic()
                 if int(answer.metadata["step"]) >= step or not left > 0:
                     return int(answer.metadata["step"]) >= step

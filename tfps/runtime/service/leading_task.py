@@ -197,8 +197,13 @@ class LeadingTask:
         self._server.dismiss_others()
 
     def _fail(self, error: TfpsError) -> None:
-        """Save what can be saved, and say why the service ends."""
-        self._server.end(ServiceEndedError(f"the service ends: {error}"))
+        """Save what can be saved, and say why the service ends. Clients wait for one that may be started again."""
+        may_return = isinstance(error, RetryableError)
+        self._server.end(
+            NotReadyError(f"the service has been interrupted: {error}")
+            if may_return
+            else ServiceEndedError(f"the service ends: {error}")
+        )
         if isinstance(error, StoppedError):
             try:
                 self._save()

@@ -227,6 +227,7 @@ class Sequencer:
         with self._making:
             number = self._step + 1
             try:
+                self._check()  # a save for the end may have been made meanwhile
                 self._check_end()
                 if any(one.error for one in group):
                     return  # the service has begun again meanwhile
