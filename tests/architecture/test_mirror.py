@@ -61,7 +61,8 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_first_server.py": ["runtime/service/checkpoints", "runtime/service/parameters/versions"],
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
-        *("client/background", "client/client", "client/connect", "client/connection", "client/rows", "client/servers"),
+        *("client/background", "client/client", "client/connect", "client/connection", "client/push_future"),
+        *("client/rows", "client/servers"),
         *("runtime/service/following_server", "runtime/service/gradients", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [

@@ -136,7 +136,7 @@ def test_servers_that_are_stopped_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [[0], [0, 1]])
 def test_clients_wait_for_servers_that_are_stopped(tmp_path: Path, stopped: list[int]) -> None:
-    """As on a machine that is drained: the servers save, clients go on with those that come back, and no update is lost."""
+    """As on a drained machine: the servers save, clients go on with those that come back, and no update is lost."""
     with by_hand(tmp_path, 2, "--save_checkpoint_secs=600") as servers:
         pushing = Pushing(servers.hosts)
         for step in (30, 60, 90):

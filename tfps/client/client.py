@@ -14,6 +14,7 @@ Example::
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,8 @@ from tfps.text import show
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tfps.client.push_future import PushFuture
+
 _WAIT_SECS = 30.0
 
 
@@ -43,6 +46,7 @@ class Client:
         self._servers = servers
         self._order = Background(1, "tfps-order")
         self._pushing, self._pushes = threading.Lock(), 0
+        self._background: list[PushFuture] = []
 
     def init(self, values: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> None:
         """Give the parameters their first values, unless another client has done so, or a checkpoint.
@@ -83,16 +87,27 @@ class Client:
             ServiceError: If one does not fit its parameter, or is not finite; nothing is applied then.
             PeerLostError: If the servers are lost; it is not known then whether the gradients were applied.
         """
-        return self._push(self._named(gradients, buffers), self._servers.seen)
+        arrays = self._named(gradients, buffers)
+        self._check_background()
+        return self._push(arrays, self._servers.seen)
 
     def push_async(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> "Future[int]":
-        """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns."""
+        """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns.
+
+        If the push fails, and nobody asks the future, the next push or ``close`` raises the error.
+        """
+        from tfps.client.push_future import PushFuture  # noqa: PLC0415  slow to import
+
         copies = {name: array.copy() for name, array in self._named(gradients, buffers).items()}
-        return self._order.submit(self._push, copies, self._servers.seen)
+        self._check_background()
+        self._background.append(future := PushFuture())
+        self._order.submit(future.run, self._push, copies, self._servers.seen)
+        return future
 
     def push_pull(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Push gradients, and return all parameters as they are then."""
         arrays = self._named(gradients, buffers)
+        self._check_background()
         with self._pushing:
             self._pushes += 1
             return self._servers.push_pull(arrays, self._pushes)
@@ -107,7 +122,9 @@ class Client:
 
     def push_rows(self, name: str, ids: Any, gradients: Any) -> int:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
-        return self._push(self._rows(name, ids, gradients), self._servers.seen)
+        rows = self._rows(name, ids, gradients)
+        self._check_background()
+        return self._push(rows, self._servers.seen)
 
     def init_module(self, model: Any, buffers: bool = False) -> Any:
         """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
@@ -158,7 +175,7 @@ class Client:
         try:
             while True:  # in short waits: one is repeated if its connection is lost
                 secs = str(max(0.0, min(left, _WAIT_SECS)))
-                answer = self._servers.until_ready(lambda s=secs: own.request("wait", step=str(step), secs=s))
+                answer = self._servers.until_ready(partial(own.request, "wait", step=str(step), secs=secs))
                 left = deadline - time.monotonic()
                 if int(answer.metadata["step"]) >= step or not left > 0:
                     return int(answer.metadata["step"]) >= step
@@ -181,10 +198,25 @@ class Client:
         return int(self._servers.first.request("status").metadata["step"])
 
     def close(self) -> None:
-        """Close the connections, after what was pushed in the background."""
+        """Close the connections, after what was pushed in the background.
+
+        Raises:
+            TfpsError: If such a push has failed, and nobody has asked its future.
+        """
+        self._close()
+        self._check_background()
+
+    def _close(self) -> None:
         if self._servers.is_own:
             self._order.shutdown()
             self._servers.close()
+
+    def _check_background(self) -> None:
+        """Raise the error of a push in the background that has failed, and that nobody has asked for."""
+        done = [future for future in self._background if future.done()]
+        self._background = [future for future in self._background if future not in done]
+        for future in done:
+            future.check()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be sent to another process.
@@ -203,7 +235,10 @@ class Client:
         if error and self._servers.is_own:  # what was pushed in the background may wait for other workers
             self._order.shutdown(wait=False, cancel_futures=True)
             self._servers.abort()
-        self.close()
+        if error:  # which says more than that of a push before
+            self._close()
+        else:
+            self.close()
 
     def _named(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> dict[str, Array]:
         """Return gradients, of which some may be ``Rows``, and buffers by the names of their arrays in a message."""

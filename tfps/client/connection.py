@@ -22,6 +22,7 @@ from tfps.errors import (
     StoppedError,
     TfpsError,
 )
+from tfps.text import plural
 from tfps.timeouts import TCP_TIMEOUT_SECS
 
 if TYPE_CHECKING:
@@ -181,6 +182,10 @@ class Connection:
         if before and run and before != run and own.checks_run:
             made.close()
             raise ServiceError(f"{self.address}: the service was started again, as another run: connect again.")
+        if self.server and server["num_ps"] != self.server["num_ps"]:
+            made.close()
+            now = plural(int(server["num_ps"]), "server")
+            raise ServiceError(f"{self.address}: the service was started again, with {now}: connect again.")
         self._socket, self.server = made, {**server, "run": run or before}
         return made
 

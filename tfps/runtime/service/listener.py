@@ -130,9 +130,7 @@ class Listener:
         if problem := self._problem(said):
             messages.send(connection, _refusal(ServiceError(problem)))
             return None
-        messages.send(
-            connection, Message({"run": self._server.run, "task": f"ps/{self._server.index}", "protocol": PROTOCOL})
-        )
+        messages.send(connection, Message({**self._server.about(), "protocol": PROTOCOL}))
         return Session(said["client"], int(said["worker"]), connection)
 
     def _problem(self, said: Mapping[str, str]) -> str:

@@ -142,7 +142,11 @@ class Server:
 
     def _status(self, request: Message, session: Session) -> Message:
         del request, session
-        return Message({**self._about(self._versions.now), "task": f"ps/{self.index}", "num_ps": str(self._num_ps)})
+        return Message({**self._about(self._versions.now), **self.about()})
+
+    def about(self) -> dict[str, str]:
+        """Return what a server says of itself: the run, its name, and how many servers there are."""
+        return {"run": self.run, "task": f"ps/{self.index}", "num_ps": str(self._num_ps)}
 
     @staticmethod
     def _about(now: Version) -> dict[str, str]:

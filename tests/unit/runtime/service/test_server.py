@@ -575,3 +575,41 @@ def test_an_error_in_the_block_does_not_wait_for_other_workers() -> None:
         with pytest.raises(ServiceError, match="closed while it waited"):
             pending.result(10)
         assert time.monotonic() - began < 20
+
+
+def test_a_push_in_the_background_does_not_fail_in_silence() -> None:
+    """If nobody asks its future, the next push of any kind raises the error, or the end of the client."""
+    wrong = {"w": np.full([4, 3], np.nan, np.float32)}
+    with service() as running:
+        acts: list[Callable[[Client], Any]] = [
+            *(lambda ps: ps.push(ONES), lambda ps: ps.push_async(ONES), lambda ps: ps.push_pull(ONES)),
+            *(lambda ps: ps.push_rows("w", [0], [[1, 1, 1]]), Client.close),
+        ]
+        for act in acts:
+            ps = running.client()
+            ps.init(FIRST)
+            future = ps.push_async(wrong)
+            while not future.done():
+                time.sleep(0.01)
+            with pytest.raises(ServiceError, match="earlier push in the background failed: w: the gradient has NaN"):
+                act(ps)
+            ps.close()
+        with pytest.raises(ServiceError, match="background failed"), running.client() as ps:
+            ps.push_async(wrong)
+        with pytest.raises(ZeroDivisionError), running.client() as ps:
+            1 / int(ps.push_async(wrong).cancelled())
+        with running.client() as ps:
+            with pytest.raises(ServiceError, match="w: the gradient has NaN"):
+                ps.push_async(wrong).result(60)
+            assert isinstance(ps.push_async(wrong).exception(60), ServiceError)
+            assert ps.push(ONES) == 1
+
+
+def test_a_service_of_another_size_is_noticed() -> None:
+    """Parameters may be on other servers then: what a client has learned is wrong."""
+    with service(2) as running, running.client(retry_secs=5) as ps:
+        ps.init(FIRST)
+        running.first._num_ps = 3
+        ps._servers.first.drop()
+        with pytest.raises(ServiceError, match="the service was started again, with 3 servers: connect again"):
+            ps.push(ONES)

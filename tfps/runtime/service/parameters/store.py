@@ -5,6 +5,7 @@ the old one (``PrepareToUpdateVariable`` in tensorflow/core/kernels/training_op_
 tfps, so the names of the slots are those of a TensorFlow job, like ``w/Adam``.
 """
 
+import logging
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +24,7 @@ from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
 from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
+log = logging.getLogger(__name__)
 _DEFAULTS: Mapping[str, Any] = {"default": "sgd", "learning_rate": 0.01}
 
 
@@ -208,9 +210,13 @@ class Store:
         buffers = [name for name, spec in specs.items() if spec.is_buffer]
         self.create({name: state[name] for name in specs}, buffers)
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
-            for name, variable in self._named().items():
+            own = self._named()
+            for name, variable in own.items():
                 if name in state:
                     variable.assign(state[name])
+        if missing := sorted(own.keys() - state.keys()):
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            log.warning("%s%s: not in the checkpoint. The optimizer's state begins again.", show(missing[0]), more)
 
     def _named(self) -> Mapping[str, Variable]:
         """Return all variables by the names that they have in a TensorFlow job: ``w``, ``w/Adam``, ``w/Adam_1``."""

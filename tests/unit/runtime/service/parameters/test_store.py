@@ -135,6 +135,18 @@ def test_a_store_that_is_restored_goes_on_as_the_first(name: str) -> None:
         assert set(state) == {*FIRST, *slots, "beta1_power", "beta2_power"}
 
 
+def test_another_optimizer_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """Which is said, with the name of a value that the checkpoint lacks."""
+    state = created("sgd").state()
+    again = Store("adam", 0.1)
+    again.restore(created("sgd").specs, state)
+    assert "a.weight/Adam and 7 more: not in the checkpoint. The optimizer's state begins again." in caplog.text
+    caplog.clear()
+    Store("sgd", 0.1).restore(again.specs, again.state())
+    again.restore(again.specs, again.state())
+    assert not caplog.text
+
+
 def test_rows() -> None:
     """Ids may repeat in a read and in a gradient, in which they add up."""
     store = created()

@@ -1,0 +1,47 @@
+"""The future of a push in the background, which knows whether anybody has asked for its outcome."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from tfps.errors import TfpsError
+
+
+class PushFuture(Future[int]):
+    """The future of the number of updates after a push."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._was_read = False
+
+    def result(self, timeout: float | None = None) -> int:
+        """Return the number of updates, as ``concurrent.futures.Future`` does."""
+        self._was_read = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error of the push, ``None`` if there is none, as ``concurrent.futures.Future`` does."""
+        self._was_read = True
+        return super().exception(timeout)
+
+    def run(self, push: Callable[..., int], *args: Any) -> None:
+        """Push, unless this was cancelled."""
+        if self.set_running_or_notify_cancel():
+            try:
+                self.set_result(push(*args))
+            except BaseException as error:
+                self.set_exception(error)
+
+    def check(self) -> None:
+        """Check that the push has not failed without anybody having asked.
+
+        Raises:
+            Exception: That of the push.
+        """
+        if self._was_read or not self.done() or self.cancelled():
+            return
+        self._was_read = True
+        if isinstance(error := super().exception(), TfpsError):
+            raise type(error)(f"an earlier push in the background failed: {error}") from error
+        if error:
+            raise error
