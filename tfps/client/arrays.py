@@ -27,7 +27,8 @@ def as_array(name: str, value: Any, dtype: "np.dtype[Any] | None" = None) -> Arr
     try:
         array: Array = np.asarray(value)
         if not is_array and dtype is not None and array.dtype.kind in "iuf":
-            array = array.astype(dtype)
+            with np.errstate(all="ignore"):  # what becomes Inf is refused by name
+                array = array.astype(dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ServiceError(f"{show(str(name))}: this is no array: {one_line(str(error))}") from None
     return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -57,13 +58,24 @@ def check_mapping(what: str, given: Any) -> None:
         raise ServiceError(f"{what}: expected arrays by name, as a dict, given {type(given).__name__}.")
     if wrong := [name for name in given if not isinstance(name, str)]:
         raise ServiceError(f"{what}: expected names, given {show(repr(wrong[0]))}.")
+    if wrong := [name for name in given if not is_text(name)]:
+        raise ServiceError(f"{what}: {show(wrong[0])} is no name: it is no Unicode text.")
 
 
-def check_fits(name: str, given: TensorSpec, expected: TensorSpec) -> None:
+def is_text(name: str) -> bool:
+    """Return whether a name has a UTF-8 form: one with half of a surrogate pair has none."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_fits(name: str, theirs: TensorSpec, own: TensorSpec) -> None:
     """Check that the value of a parameter fits what a model has.
 
     Raises:
         ServiceError: If it does not.
     """
-    if given != expected:
-        raise ServiceError(f"{show(name)}: expected {expected}, given {given}.")
+    if theirs != own:
+        raise ServiceError(f"{show(name)}: the service has {theirs}, the model {own}.")

@@ -170,6 +170,8 @@ class Client:
 
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""
+        if isinstance(step, bool) or not isinstance(step, int):
+            raise ServiceError(f"wait: expected a number of updates, given {show(repr(step))}.")
         own = self._servers.first.another()  # so that other threads can push
         left, deadline = timeout_secs, time.monotonic() + timeout_secs
         try:
@@ -194,8 +196,8 @@ class Client:
 
     @property
     def step(self) -> int:
-        """The number of updates that are made, as the first server says now."""
-        return int(self._servers.first.request("status").metadata["step"])
+        """The number of updates that are made, as the first server says now; waits while the service begins again."""
+        return self._servers.step()
 
     def close(self) -> None:
         """Close the connections, after what was pushed in the background.
@@ -242,6 +244,7 @@ class Client:
 
     def _named(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> dict[str, Array]:
         """Return gradients, of which some may be ``Rows``, and buffers by the names of their arrays in a message."""
+        self._servers.check_process()
         check_mapping("push", gradients)
         check_mapping("push: buffers", buffers or {})
         found: dict[str, Array] = {}

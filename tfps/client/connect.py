@@ -1,7 +1,9 @@
 """Connecting to a parameter service, with what the arguments or the environment of the process say."""
 
+import math
+import numbers
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfps.client.client import Client
 from tfps.client.connection import Connection, Identity
@@ -43,6 +45,10 @@ def connect(
         ClusterFormError: If a server does not answer in time.
         ServiceError: If a server refuses this client, or its certificate is not accepted.
     """
+    _check_secs("start_timeout_secs", start_timeout_secs)
+    _check_secs("retry_secs", retry_secs)
+    if tls is not None and not hasattr(tls, "wrap_socket"):
+        raise ConfigError(f"tls={show(repr(tls))}: give an ssl.SSLContext, or set {TLS_CA} to a file.")
     identity = _identity(worker, token)
     addresses, tls = _addresses(ps_hosts), tls or _tls()
     connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
@@ -84,5 +90,28 @@ def _identity(worker: int | None, token: str | None) -> Identity:
     if worker is None and not given.isdecimal():
         raise ConfigError(f"{WORKER}={show(given)} is no index of a worker: give 0, 1, 2, ...")
     index = int(given) if worker is None else worker
-    secret = os.environ.get(TOKEN, "") if token is None else token
-    return Identity(os.urandom(16).hex(), index, secret, __version__)
+    if isinstance(index, bool) or not isinstance(index, numbers.Integral) or index < 0:
+        raise ConfigError(f"worker={show(repr(worker))} is no index of a worker: give 0, 1, 2, ...")
+    secret = token_in_environment() if token is None else token
+    if not isinstance(secret, str):
+        raise ConfigError(f"token: expected a str, given {type(secret).__name__}.")
+    return Identity(os.urandom(16).hex(), int(index), secret, __version__)
+
+
+def token_in_environment() -> str:
+    """Return the secret of the service, without the line end that files and commands add.
+
+    Raises:
+        ConfigError: If it is no text.
+    """
+    secret = os.environ.get(TOKEN, "").rstrip("\r\n")
+    try:
+        secret.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{TOKEN} is no UTF-8 text: give another one.") from None
+    return secret
+
+
+def _check_secs(name: str, secs: Any) -> None:
+    if not isinstance(secs, (int, float)) or not 0 < secs < math.inf:
+        raise ConfigError(f"{name}={show(repr(secs))}: expected a number of seconds above 0.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
+from tfps.client.attentive import Attentive
 from tfps.client.buffers import Buffers
 from tfps.client.message import Array, Message
 from tfps.cluster.addresses import split
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import ssl
 
 PROTOCOL, LEAVE = "1", "leave"
+_CHANGE = ("push", "stage", "init", "end_init", "apply")  # requests that change something
 ERRORS: Mapping[str, type[TfpsError]] = {
     kind.__name__: kind
     for kind in (ServiceError, ProtocolError, NotReadyError, ServiceEndedError, PeerLostError, StoppedError)
@@ -105,6 +107,10 @@ class Connection:
                 raise
         return _checked(answer)
 
+    def retry_no_more(self) -> None:
+        """Do not try to reach the server again when it is lost: the service has ended."""
+        self._retry_secs = 0.0
+
     def drop(self) -> None:
         """Close the connection; the next request makes another one."""
         with self._lock:
@@ -139,17 +145,18 @@ class Connection:
                 self._drop()
                 if self._is_closed:
                     raise ServiceError("the client was closed while it waited for an answer.") from None
-                limit = self._retry_secs if was_known else self._start_timeout_secs
-                if time.monotonic() - began + pause > limit:
-                    raise self._lost(error, limit, was_known) from None
+                limit, secs = self._retry_secs if was_known else self._start_timeout_secs, time.monotonic() - began
+                if secs + pause > limit:
+                    raise self._lost(error, secs, message.metadata["method"] if was_known else "") from None
             time.sleep(_shortened(pause))
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
 
-    def _lost(self, error: OSError, secs: float, was_known: bool) -> Exception:
-        why = f"{self.address}: no answer for {secs:g} s ({error.strerror or error})"
-        if was_known:
-            return PeerLostError(f"{why}: it is not known whether the last request was carried out.")
-        return ClusterFormError(f"{why}: is the service started there?")
+    def _lost(self, error: OSError, secs: float, method: str) -> Exception:
+        why = f"{self.address}: no answer for {secs:.0f} s ({error.strerror or error})"
+        if not method:
+            return ClusterFormError(f"{why}: is the service started there?")
+        is_push = method in _CHANGE
+        return PeerLostError(f"{why}: it is not known whether the last request was carried out." if is_push else f"{why}.")
 
     def _once(self, message: Message) -> Message:
         connection = self._socket or self._open()
@@ -157,14 +164,27 @@ class Connection:
             messages.send(connection, message)
         except OSError as error:
             return _last_answer(connection, error)
-        return _received(connection, self._buffers.take)
+        return _received(Attentive(connection, TCP_TIMEOUT_SECS, self._check_alive), self._buffers.take)
+
+    def _check_alive(self) -> None:
+        """Check that the server still answers, on another connection: a frozen one acknowledges, and nothing more.
+
+        Raises:
+            OSError: If it does not.
+            ServiceError: If it is another one now.
+        """
+        self._greeted()[0].close()
 
     def _open(self) -> socket.socket:
-        """Connect, and exchange what both say of themselves.
+        self._socket, self.server = self._greeted()
+        return self._socket
+
+    def _greeted(self) -> tuple[socket.socket, Mapping[str, str]]:
+        """Return a new connection, and what the server says of itself.
 
         Raises:
             OSError: If that fails.
-            ServiceError: If the server refuses this client, or is that of another run.
+            ServiceError: If the server refuses this client, or is another one than before.
         """
         raw = made = socket.create_connection(split(self.address), timeout=_CONNECT_SECS)
         try:
@@ -173,21 +193,29 @@ class Connection:
             own = self._identity
             said = {"client": own.client, "worker": str(own.worker), "token": own.token, "release": own.release}
             messages.send(made, Message({"method": "hello", "protocol": PROTOCOL, **said}))
-            server = _checked(_received(made, self._buffers.take)).metadata
+            server = _checked(_received(made, Buffers().take)).metadata
             made.settimeout(None)
+            return made, {**server, "run": self._same_run(server)}
         except BaseException:
             made.close()
             raise
-        before, run = self.server.get("run", ""), server["run"]
-        if before and run and before != run and own.checks_run:
-            made.close()
-            raise ServiceError(f"{self.address}: the service was started again, as another run: connect again.")
+
+    def _same_run(self, server: Mapping[str, str]) -> str:
+        """Return the run of a server, if it is the one that it was before.
+
+        Raises:
+            ServiceError: If it is not.
+        """
+        if not server.keys() >= {"run", "task", "num_ps"} or not server["num_ps"].isdecimal():
+            raise ProtocolError(f"{self.address} has answered, and is no server of a parameter service.")
+        before, run, again = self.server.get("run", ""), server["run"], f"{self.address}: the service was started again"
+        if before and run and before != run and self._identity.checks_run:
+            raise ServiceError(f"{again}, as another run: connect again.")
         if self.server and server["num_ps"] != self.server["num_ps"]:
-            made.close()
-            now = plural(int(server["num_ps"]), "server")
-            raise ServiceError(f"{self.address}: the service was started again, with {now}: connect again.")
-        self._socket, self.server = made, {**server, "run": run or before}
-        return made
+            raise ServiceError(f"{again}, with {plural(int(server['num_ps']), 'server')}: connect again.")
+        if self.server and server["task"] != self.server["task"]:
+            raise ServiceError(f"{again}, and this is {server['task']} now, not {self.server['task']}: connect again.")
+        return run or before
 
     def _secured(self, raw: socket.socket) -> socket.socket:
         """Return a new connection, encrypted if that is wanted."""
@@ -234,7 +262,7 @@ def _last_answer(connection: socket.socket, error: OSError) -> Message:
     raise error
 
 
-def _received(source: socket.socket, take: messages.Take) -> Message:
+def _received(source: messages.Source, take: messages.Take) -> Message:
     answer = messages.receive(source, take=take)
     if answer is None:
         raise ConnectionResetError("the connection was closed")

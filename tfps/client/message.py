@@ -19,13 +19,22 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tfps.errors import ProtocolError
 
 Array = np.ndarray[Any, np.dtype[Any]]  # as in numpy.typing, which is slow to import
+
+
+class Source(Protocol):
+    """What messages are received from: a socket, or what looks like one."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes; return how many, 0 at the end."""
+
+
 Take = Callable[[int], Array]
 """Returns memory of so many bytes, uint8 [n]."""
 DTYPES: Mapping[str, str] = {
@@ -35,7 +44,8 @@ DTYPES: Mapping[str, str] = {
 _NATIVE = {name: np.dtype(kind).newbyteorder("=") for name, kind in DTYPES.items()}
 _NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 _SIZE = struct.Struct("<Q")
-_MOST_HEADER_BYTES, _MOST_DIMENSIONS, _ALIGNED = 16 << 20, 32, 8
+MOST_HEADER_BYTES = 16 << 20
+_MOST_DIMENSIONS, _ALIGNED = 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -118,7 +128,10 @@ def encode(message: Message) -> list[memoryview]:
         dtype = _NAMES[array.dtype.newbyteorder("<")]
         entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [offset, end]}
         offset = end
-    header = _as_json(entries).encode()
+    try:
+        header = _as_json(entries).encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"{error.object[error.start : error.end]!r} cannot be sent: it is no Unicode text.") from None
     header += b" " * (-len(header) % _ALIGNED)
     bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
     return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
@@ -159,8 +172,12 @@ def _flush(to: socket.socket, small: list[memoryview]) -> None:
         small.clear()
 
 
-def receive_header(source: socket.socket) -> Header | None:
+def receive_header(source: Source, most_bytes: int = MOST_HEADER_BYTES) -> Header | None:
     """Receive the header of a message; ``None`` if the connection has ended between two messages.
+
+    Args:
+        source: The connection.
+        most_bytes: How large it may be.
 
     Raises:
         OSError: If the connection fails, or ends within the header.
@@ -170,7 +187,7 @@ def receive_header(source: socket.socket) -> Header | None:
     if size is None:
         return None
     length = _SIZE.unpack(size)[0]
-    if not 2 <= length <= _MOST_HEADER_BYTES:
+    if not 2 <= length <= most_bytes:
         raise ProtocolError(f"a header of {length:,} bytes is announced: this is no message of tfps.")
     content = bytearray()
     while len(content) < length:  # in parts: only what has arrived takes memory
@@ -180,7 +197,7 @@ def receive_header(source: socket.socket) -> Header | None:
 
 
 def receive(
-    source: socket.socket, accept: Callable[[Header], None] = lambda _: None, take: Take = _new
+    source: Source, accept: Callable[[Header], None] = lambda _: None, take: Take = _new
 ) -> Message | None:
     """Receive a message; ``None`` if the connection has ended between two messages.
 
@@ -200,7 +217,7 @@ def receive(
     return Message(header.metadata, receive_tensors(source, header, take))
 
 
-def receive_tensors(source: socket.socket, header: Header, take: Take = _new) -> Mapping[str, Array]:
+def receive_tensors(source: Source, header: Header, take: Take = _new) -> Mapping[str, Array]:
     """Receive the arrays that a header announces, in memory that ``take`` returns.
 
     Raises:
@@ -216,7 +233,7 @@ def receive_tensors(source: socket.socket, header: Header, take: Take = _new) ->
     return found
 
 
-def skip_tensors(source: socket.socket, header: Header) -> None:
+def skip_tensors(source: Source, header: Header) -> None:
     """Receive the arrays that a header announces, and forget them.
 
     Raises:
@@ -230,7 +247,7 @@ def skip_tensors(source: socket.socket, header: Header) -> None:
 
 
 def _received(
-    source: socket.socket, buffer: "bytearray | memoryview", may_end: bool = False
+    source: Source, buffer: "bytearray | memoryview", may_end: bool = False
 ) -> "bytearray | memoryview | None":
     view, done = memoryview(buffer), 0
     while done < len(view):

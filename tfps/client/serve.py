@@ -20,17 +20,40 @@ _SERVING = "training: serving on"
 _END_SECS = KILL_AFTER_SECS + 3.0
 
 
-@contextlib.contextmanager
+class Service:
+    """A service in processes of its own: a context of its addresses, or until ``close``.
+
+    Attributes:
+        address: The addresses of the servers, for ``tfps.connect``.
+    """
+
+    def __init__(self, running: contextlib.ExitStack, address: str) -> None:
+        self._running, self.address = running, address
+
+    def close(self) -> None:
+        """Save, and end the servers."""
+        self._running.close()
+
+    def __enter__(self) -> str:
+        return self.address
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<tfps service at {self.address}>"
+
+
 def serve(
     num_ps: int = 1,
     optimizer: str = "sgd",
     learning_rate: float = 0.01,
     model_dir: str | os.PathLike[str] | None = None,
     **flags: object,
-) -> Iterator[str]:
-    """Serve parameters on this machine; return the addresses, for ``tfps.connect``. Needs TensorFlow.
+) -> Service:
+    """Serve parameters on this machine, and return the service. Needs TensorFlow.
 
-    Runs ``tfps launch --serve`` with these flags, and ends it with the block, or with this process.
+    Runs ``tfps launch --serve`` with these flags. It ends with ``close``, with a block, or with this process.
 
     Args:
         num_ps: The number of servers.
@@ -47,12 +70,17 @@ def serve(
         with tfps.serve(optimizer="sgd", learning_rate=0.1) as address, tfps.connect(address) as ps:
             ps.init({"w": w})
             ps.push({"w": gradient})
+
+        service = tfps.serve(num_ps=2)  # in a notebook
+        ps = tfps.connect(service.address)
+        service.close()
     """
     given = {"num_ps": num_ps, "optimizer": optimizer, "learning_rate": learning_rate, **flags}
     with contextlib.ExitStack() as stack:
         directory = model_dir or stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         argv = [f"--{name}={_text(value)}" for name, value in {**given, "model_dir": directory}.items()]
-        yield stack.enter_context(_running(argv))
+        address = stack.enter_context(_running(argv))
+        return Service(stack.pop_all(), address)
 
 
 def _text(value: object) -> str:
@@ -73,6 +101,8 @@ def _running(argv: Sequence[str]) -> Iterator[str]:
         start_new_session=True,  # so that Ctrl-C is for this process
     )
     assert process.stdout
+    assert process.stdin
+    os.register_at_fork(after_in_child=process.stdin.close)  # the service ends with this process, not with a child
     said: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
     addresses: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(process.stdout, said, addresses), daemon=True)

@@ -11,7 +11,7 @@ import numpy as np
 from tfps.client.background import Background
 from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
-from tfps.errors import NotReadyError, PeerLostError, ServiceError
+from tfps.errors import NotReadyError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.text import did_you_mean, show
 
 DENSE, IDS, ROWS, BUFFER = "d/", "i/", "r/", "b/"
@@ -45,6 +45,8 @@ class Servers:
         self._process = os.getpid()
         self.seen: Seen = {"generation": "", "step": "0"}
         self.dropped = 0
+        self._ended: ServiceEndedError | None = None
+        self._newest, self._dropped_at = ("", 0), ""
 
     def check(self) -> None:
         """Check that all servers are those of one service, in their order.
@@ -77,14 +79,16 @@ class Servers:
         Raises:
             ServiceError: If there are none yet, or another process uses the client.
         """
-        self._check_process()
+        self.check_process()
         if not self._specs:
             self._learn(self.until_ready(lambda: self.first.request("describe")))
         return self._specs
 
     def _learn(self, answer: Message) -> None:
+        specs, places = {}, {}
         for name, (dtype, shape, place, is_buffer) in json.loads(answer.metadata["parameters"]).items():
-            self._specs[name], self._places[name] = TensorSpec(np.dtype(dtype), tuple(shape), is_buffer), place
+            specs[name], places[name] = TensorSpec(np.dtype(dtype), tuple(shape), is_buffer), place
+        self._places, self._specs = places, specs  # all at once, and last what says that they are known
 
     def spec(self, name: str) -> TensorSpec:
         """Return the dtype and the shape of a parameter.
@@ -153,6 +157,8 @@ class Servers:
         if any(answer.metadata.get("gone") for answer in answers.values()):
             return None
         self.seen = seen
+        for answer in answers.values():
+            self._note(answer)
         return {name: array for answer in answers.values() for name, array in answer.tensors.items()}
 
     def pull_rows(self, name: str, ids: Array) -> Array:
@@ -160,6 +166,7 @@ class Servers:
         server = self._connections[self._place(name)]
         answer = self.until_ready(lambda: server.request("pull_rows", {"ids": ids}, name=name))
         self.seen = _seen_in(answer)
+        self._note(answer)
         return answer.tensors["rows"]
 
     def push(self, arrays: Mapping[str, Array], number: int, seen: Seen) -> int:
@@ -193,8 +200,32 @@ class Servers:
         }
         generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
         answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
-        self.dropped += not int(answer.metadata["applied"])
+        self._note(answer)
+        if not int(answer.metadata["applied"]):
+            self.dropped += 1
+            if said["step"] == self._dropped_at:
+                _warn(f"a push was dropped, as the one before: both are of step {said['step']}. Pull before each push.")
+            self._dropped_at = said["step"]
         return answer
+
+    def _note(self, answer: Message) -> None:
+        """Say so if updates are lost of which an answer was before."""
+        version = answer.metadata["generation"], int(answer.metadata["step"])
+        (generation, step), self._newest = self._newest, version
+        if generation not in ("", version[0]) and version[1] < step:
+            lost = f"of {step} updates, at least {step - version[1]} are lost"
+            _warn(f"the service has begun again from a checkpoint: {lost}.")
+
+    def step(self) -> int:
+        """Return the number of updates; wait while the servers begin again."""
+
+        def ask() -> int:
+            said = self.first.request("status").metadata
+            if not said["generation"]:
+                raise NotReadyError("the service begins.")
+            return int(said["step"])
+
+        return self.until_ready(ask)
 
     def _parts(self, arrays: Mapping[str, Array]) -> list[dict[str, Array]]:
         """Return the arrays of each server."""
@@ -225,7 +256,7 @@ class Servers:
         """Whether this process has made the connections, and was not forked from the one that has."""
         return os.getpid() == self._process
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
         """Check that this process was not forked from that of the client: both would send pushes of the same numbers.
 
         Raises:
@@ -240,17 +271,32 @@ class Servers:
         Raises:
             PeerLostError: If they do so for longer than ``retry_secs``.
         """
-        self._check_process()
+        self.check_process()
         deadline, pause = time.monotonic() + self._retry_secs, _FIRST_PAUSE_SECS
         while True:
             try:
                 return act()
+            except ServiceEndedError as error:
+                self._ended = error
+                for connection in self._connections:
+                    connection.retry_no_more()
+                raise
+            except PeerLostError:
+                if self._ended:
+                    raise self._ended from None
+                raise
             except NotReadyError as error:
                 if time.monotonic() > deadline:
                     secs = f"{self._retry_secs:g} s"
                     raise PeerLostError(f"{self.first.address}: not ready for {secs}: {error}") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+
+def _warn(text: str) -> None:
+    import logging  # noqa: PLC0415  slow to import, and seldom needed
+
+    logging.getLogger(__name__).warning(text)
 
 
 def _seen_in(answer: Message) -> Seen:

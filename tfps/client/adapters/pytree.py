@@ -32,7 +32,7 @@ def values(model: Any) -> Mapping[str, Array]:
 
 def _array(name: str, leaf: Any) -> Array:
     """Return a leaf as an array; objects of other classes are leaves, too, and are none."""
-    with contextlib.suppress(TypeError, ValueError):  # what JAX raises for keys of random numbers
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # such as keys of random numbers in JAX
         array: Array = np.asarray(leaf)
         if array.dtype.kind not in "OU":
             return array

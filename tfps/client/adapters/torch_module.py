@@ -41,7 +41,8 @@ def assign(model: Any, values: Mapping[str, Array]) -> Any:
     own |= dict(_buffers(model))
     for name, one in own.items():
         if name in values and values[name].shape != tuple(one.shape):
-            raise ServiceError(f"{show(name)}: expected {list(one.shape)}, given {list(values[name].shape)}.")
+            has = f"the service has {list(values[name].shape)}, the module {list(one.shape)}"
+            raise ServiceError(f"{show(name)}: {has}.")
     with torch.no_grad():
         for name in own.keys() & values.keys():
             own[name].copy_(torch.from_numpy(np.require(values[name], requirements="W")))

@@ -62,6 +62,15 @@ class SavedService:
             for name in about["parameters"]
         }
 
+    def check(self) -> None:
+        """Read all values once: what is damaged is found before any server begins with it.
+
+        Raises:
+            tf.errors.OpError: If something is.
+        """
+        for name in self._shapes:
+            self._reader.get_tensor(name)
+
     def read(self, names: Sequence[str]) -> Mapping[str, Array]:
         """Return the values of some parameters and of their slots, and the optimizer's own, by their names."""
         wanted = set(names)
@@ -130,7 +139,9 @@ class ServiceSaver:
         """
         del session
         try:
-            self.found = SavedService(path)
+            found = SavedService(path)
+            found.check()
+            self.found = found
         except (tf.errors.OpError, ValueError, LookupError, TypeError, OSError) as error:
             return message_of(error)
         return None

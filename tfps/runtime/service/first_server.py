@@ -47,7 +47,7 @@ class FirstServer(Server):
     def __init__(self, store: Store, rules: Rules, others: Sequence[Connection] = (), terms: str = "{}") -> None:
         super().__init__(0, store, 1 + len(others), terms)
         self._others = others
-        self._placement = Placement(1 + len(others))
+        self._placement = Placement(1 + len(others), rules.stall_timeout_secs)
         self._sequencer = Sequencer(rules, self._make)
         self._staged = StagedParts(self._sequencer.has)
         self._pool = ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="others")
@@ -222,7 +222,8 @@ class FirstServer(Server):
         indices = [int(index) for index in servers]
         if any(not 0 < index <= len(self._others) for index in indices):
             raise ServiceError(f"push {push.number}: the other servers are 1 to {len(self._others)}, given {indices}.")
-        text = json.dumps([push.client, push.number, *self._staged.held(push.client)])
+        under_way = {*self._staged.held(push.client), *self._sequencer.under_way(push.client)}
+        text = json.dumps([push.client, push.number, *sorted(under_way)])
         for index in indices:
             try:
                 self._others[index - 1].request("hold", push=text, generation=generation)

@@ -1,8 +1,11 @@
 """What a push has: gradients, and values of buffers."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
 
 from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.rows import Rows
@@ -73,8 +76,9 @@ def check_rows(tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec
             raise ServiceError(f"{show(name[len(ROWS) :])} is no parameter.")
         if own.is_buffer:
             raise ServiceError(f"{show(name[len(ROWS) :])}: expected {own}, given rows of a gradient.")
-        if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
-            raise ServiceError(f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time.")
+        if name.startswith(IDS) and spec.dtype != np.int64:
+            raise ServiceError(f"{show(name[len(ROWS) :])}: expected ids as int64 [n], given {spec}.")
+        _check_size(name[len(ROWS) :], own, spec.num_bytes)
 
 
 def push_id(request: Message, session: Session) -> PushId:
@@ -89,6 +93,23 @@ def push_id(request: Message, session: Session) -> PushId:
     return PushId(session.client, number)
 
 
+def _check_size(name: str, own: TensorSpec, num_bytes: int) -> None:
+    if num_bytes > 16 * max(own.num_bytes, 1 << 20):
+        raise ServiceError(f"{show(name)}: {num_bytes:,} bytes of rows are too many at a time.")
+
+
+def check_wanted_rows(name: str, own: TensorSpec | None, num_ids: int) -> None:
+    """Check how many rows a request wants.
+
+    Raises:
+        ServiceError: If they are too many, or of no parameter.
+    """
+    if own is None:
+        raise ServiceError(f"{show(name)} is no parameter.")
+    if own.shape:
+        _check_size(name, own, num_ids * math.prod(own.shape[1:]) * own.dtype.itemsize)
+
+
 def check_ids(tensors: Mapping[str, TensorSpec]) -> None:
     """Check what a request for rows announces.
 
@@ -96,5 +117,5 @@ def check_ids(tensors: Mapping[str, TensorSpec]) -> None:
         ProtocolError: If it is not one array of ids, or too much.
     """
     ids = tensors.get("ids")
-    if len(tensors) != 1 or ids is None or ids.num_bytes > _MOST_ID_BYTES:
+    if len(tensors) != 1 or ids is None or ids.num_bytes > _MOST_ID_BYTES or ids.dtype != np.int64:
         raise ProtocolError("pull_rows takes ids: int64 [n], 64 MB at most.")

@@ -11,15 +11,16 @@ import time
 from collections.abc import Mapping
 
 from tfps.client import message as messages
+from tfps.client.attentive import Hurried
 from tfps.client.buffers import Buffers
 from tfps.client.connection import LEAVE, PROTOCOL, prepare
 from tfps.client.message import Message
 from tfps.errors import ProtocolError, ServiceError, TfpsError
 from tfps.runtime.service.server import Server
-from tfps.runtime.service.session import Session
+from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.text import one_line
 
-_HELLO_SECS = 10.0
+_HELLO_SECS, _MOST_HELLO_BYTES = 10.0, 64 << 10
 _BACKLOG = 1024
 _STACK_BYTES = 512 << 10
 _PAUSE_SECS = 0.2
@@ -27,6 +28,7 @@ _TLS = b"\x16\x03\x01", b"\x16\x03\x02", b"\x16\x03\x03"  # handshakes; no heade
 _MOST_FIRST_BYTES = 64 << 10
 _HAS_NO_TLS = "this service has no TLS: connect without it, or give the servers --tls_cert and --tls_key."
 _NEEDS_TLS = "this service has TLS: set TFPS_TLS_CA to the authority's certificate, or give tls=."
+_MOST_DIGITS = 9  # of the index of a worker
 _CLOSED = (errno.EBADF, errno.EINVAL)
 
 log = logging.getLogger(__name__)
@@ -123,10 +125,11 @@ class Listener:
 
     def _greet(self, connection: socket.socket) -> Session | None:
         """Exchange what both say of themselves; return ``None`` if the client is refused."""
-        request = messages.receive(connection, _check_hello)
-        if request is None:
+        header = messages.receive_header(Hurried(connection, _HELLO_SECS), _MOST_HELLO_BYTES)
+        if header is None:
             return None
-        said = request.metadata
+        _check_hello(header)
+        said = header.metadata
         if problem := self._problem(said):
             messages.send(connection, _refusal(ServiceError(problem)))
             return None
@@ -137,10 +140,14 @@ class Listener:
         if said.get("protocol") != PROTOCOL:
             given = f"the client speaks protocol {said.get('protocol')} (tfps {said.get('release')})"
             return f"{given}, and this service {PROTOCOL}: use the same release."
-        if not hmac.compare_digest(said.get("token", "").encode(), self._token.encode()):
+        token = said.get("token", "").encode(errors="surrogatepass")
+        if not hmac.compare_digest(token, self._token.encode()):
             return "the token is wrong: give that of the service (TFPS_TOKEN)."
-        if not said.get("client") or not said.get("worker", "").isdecimal():
+        worker = said.get("worker", "")
+        if not said.get("client") or not (worker.isascii() and worker.isdecimal() and len(worker) <= _MOST_DIGITS):
             return "a client has a name, and the index of a worker."
+        if said["client"] == FIRST_SERVER and not self._server.index:
+            return f"a client cannot have the name of the first server, {FIRST_SERVER}."
         return ""
 
     def _talk(self, connection: socket.socket, session: Session) -> None:
@@ -168,7 +175,9 @@ class Listener:
             return self._server.answer(request, session)
         except TfpsError as error:
             return _refusal(error)
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        except KeyError as error:
+            return _refusal(ProtocolError(f"{request.metadata.get('method')}: {error} is missing."))
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
             log.debug("a request cannot be read", exc_info=True)
             return _refusal(ProtocolError(f"{type(error).__name__}: {error}: the request cannot be read."))
         except Exception as error:

@@ -5,13 +5,16 @@ next one gives them.
 """
 
 import json
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from tfps.client.arrays import is_text
 from tfps.client.message import TensorSpec
 from tfps.errors import NotReadyError, ServiceError
 from tfps.text import show
@@ -25,16 +28,17 @@ class Placement:
 
     Args:
         num_ps: The number of servers.
+        giver_secs: How long a client has to give the first values while another one waits.
     """
 
-    def __init__(self, num_ps: int) -> None:
-        self._num_ps = num_ps
+    def __init__(self, num_ps: int, giver_secs: float = math.inf) -> None:
+        self._num_ps, self._giver_secs = num_ps, giver_secs
         self._specs: dict[str, TensorSpec] = {}
         self._places: dict[str, int] = {}
         self._giver: object = None
         self._id = ""
         self._is_ready = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
 
     def begin(self, specs: Mapping[str, TensorSpec], giver: object, is_gone: Callable[[], bool] = lambda: False) -> str:
         """Return the id under which a client has to give the first values; empty if it has not. Wait for another one.
@@ -44,9 +48,12 @@ class Placement:
             ConnectionResetError: If the client is gone while it waits.
         """
         with self._changed:
+            began = time.monotonic()
             while self._giver is not None and self._giver is not giver:
                 if not self._changed.wait(_LOOK_SECS) and is_gone():
                     raise ConnectionResetError("the client is gone")
+                if time.monotonic() - began > self._giver_secs:
+                    self.leave(self._giver)
             if self._is_ready:
                 self._check(specs)
                 return ""
@@ -198,6 +205,8 @@ def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserve
         ServiceError: If one cannot: names it.
     """
     for name, spec in specs.items():
+        if not is_text(name):
+            raise ServiceError(f"{show(name)} is no name for a parameter: it is no Unicode text.")
         owners = [name[: -len(slot)] for slot in slots if name.endswith(slot)]
         if not name or name in reserved or any(owner in specs for owner in owners):
             raise ServiceError(f"{show(name)} is no name for a parameter: the checkpoint has it for something else.")

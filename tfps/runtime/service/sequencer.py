@@ -12,7 +12,7 @@ answer came, counts once. Does not import TensorFlow.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -70,6 +70,11 @@ class Sequencer:
     def has(self, push: PushId) -> bool:
         """Return whether a push waits, or is in an update that is being made."""
         return push in self._waiting
+
+    def under_way(self, client: str) -> Collection[int]:
+        """Return the numbers of a client's pushes that wait, or are in an update that is being made."""
+        with self._changed:
+            return [push.number for push in self._waiting if push.client == client]
 
     def knows(self, push: PushId) -> bool:
         """Return whether a push waits, or was decided, or a later one of its client."""
@@ -288,11 +293,13 @@ class Sequencer:
         secs = f"{limit:g} s (--stall_timeout_secs)"
         if waiting.outcome:
             behind = self._workers.behind(waiting.push.worker, self._rules.staleness)
-            raise ServiceError(f"the push is applied, but {named(behind)} too far behind for {secs}.")
+            advice = "A client that only reads counts, too: give it the index of one that pushes."
+            raise ServiceError(f"the push is applied, but {named(behind)} too far behind for {secs}. {advice}")
         self._waiting.pop(waiting.push.id, None)
         pushed = {one.push.worker for one in (*self._open(), waiting)}
         missing = [worker for worker in range(self._rules.num_workers) if worker not in pushed]
-        raise ServiceError(f"the push is not applied: {named(missing)} without a push for {secs}.")
+        advice = "Each client needs an index of its own (worker=, or TFPS_WORKER)."
+        raise ServiceError(f"the push is not applied: {named(missing)} without a push for {secs}. {advice}")
 
     def _may_go_on(self, index: int) -> bool:
         is_free = self._rules.mode != "ssp" or self._failure is not None

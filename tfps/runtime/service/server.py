@@ -9,6 +9,7 @@ which pushes it has, and each applies its parts of them. With two servers::
 """
 
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from tfps.runtime.service.gradients import (
     arrays_in,
     buffers_in,
     check_ids,
+    check_wanted_rows,
     check_rows,
     part_of,
     push_id,
@@ -33,6 +35,7 @@ from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
 from tfps.text import show
 
+_OF_FIRST = ("describe", "begin_init", "push", "wait")  # requests that only the first server takes
 _NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
 
 
@@ -96,13 +99,15 @@ class Server:
         method = header.metadata.get("method", "")
         is_of_first = method in self._methods_of_first and session.client == FIRST_SERVER
         if method not in self._methods and not is_of_first:
-            raise ServiceError(f"{show(method)} is no request of this release.")
+            advice = "send it to ps/0" if method in _OF_FIRST else "no client of this release sends it"
+            raise ServiceError(f"{show(method)} is no request that ps/{self.index} takes: {advice}.")
         if method == "init":
             self._check_first_values(header)
         elif method in ("push", "stage"):
             self._check_gradients(header.tensors)
         elif method == "pull_rows":
             check_ids(header.tensors)
+            self._check_wanted_rows(header)
         elif header.tensors and not is_of_first:
             raise ServiceError(f"{method} takes no arrays.")
 
@@ -128,6 +133,12 @@ class Server:
         self._check_ready()
         self._store.check_announced(announced(tensors))
         check_rows(tensors, self._store.specs)
+
+    def _check_wanted_rows(self, header: Header) -> None:
+        """Check how many rows a client wants: more than there can be in memory would hold up everybody."""
+        self._check_ready()
+        name = header.metadata.get("name", "")
+        check_wanted_rows(name, self._store.specs.get(name), math.prod(header.tensors["ids"].shape))
 
     def _check_ready(self) -> None:
         """Check that there are parameters.

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 import tfps
 from tfps.client import tls
-from tfps.client.connect import TOKEN
+from tfps.client.connect import TOKEN, token_in_environment
 from tfps.cluster.addresses import split
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import OPTIONS, JobConfig
@@ -92,7 +92,7 @@ def tls_of(config: JobConfig) -> Encryption:
 
 def token() -> str:
     """Return the secret that clients must know; empty for none."""
-    return os.environ.get(TOKEN, "")
+    return token_in_environment()
 
 
 def listening(address: str) -> socket.socket:
