@@ -17,6 +17,7 @@ from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
+from tfps.modes.sync import krum
 from tfps.runtime.service.gradients import part_of, push_id
 from tfps.runtime.service.placement import Placement, check_names, specs_as_text, specs_of
 from tfps.runtime.service.pushes import RESTARTING, Push, PushId, Rules, State
@@ -233,17 +234,34 @@ class FirstServer(Server):
         """Make an update on all servers; the sequencer calls it."""
         now = Version(self.now.generation, number)
         try:
+            chosen, left_out = self._chosen(pushes, now.generation)
             told = [
-                self._pool.submit(other.request, "apply", {}, **_told(pushes, index), **self._about(now))
+                self._pool.submit(other.request, "apply", {}, **_told(chosen, left_out, index), **self._about(now))
                 for index, other in enumerate(self._others, 1)
             ]
-            self._versions.update(now, lambda: self._store.update(self._staged.take([push.id for push in pushes])))
+            own, others = ([push.id for push in each] for each in (chosen, left_out))
+            self._versions.update(now, lambda: self._store.update(self._staged.take(own, others)))
             for future in told:
                 future.result()
         except Exception as error:
             self._versions.suspend()  # whoever watches lets the servers begin again
             log.info("update %d was not made on all servers: %s: %s", number, type(error).__name__, error)
             raise NotReadyError(RESTARTING) from None
+
+    def _chosen(self, pushes: Sequence[Push], generation: str) -> tuple[Sequence[Push], Sequence[Push]]:
+        """Return the pushes that are applied, and those that are left out: with Krum, all but one."""
+        if not self._store.selects:
+            return pushes, []
+        asked = []
+        for index, other in enumerate(self._others, 1):
+            parts = [[push.id.client, push.id.number] if index in push.servers else None for push in pushes]
+            said = {"pushes": json.dumps(parts), "generation": generation}
+            asked.append(self._pool.submit(other.request, "distances", {}, **said))
+        distances = self._distances_of([push.id for push in pushes], generation)
+        for future in asked:
+            distances = distances + future.result().tensors["distances"]
+        index = krum.selected(distances)
+        return [pushes[index]], [*pushes[:index], *pushes[index + 1 :]]
 
     def _wait(self, request: Message, session: Session) -> Message:
         secs = min(float(request.metadata["secs"]), _LONGEST_WAIT_SECS)
@@ -268,10 +286,12 @@ class FirstServer(Server):
         return all(generation == self.now.generation for generation in found)
 
 
-def _told(pushes: Sequence[Push], server: int) -> Mapping[str, str]:
-    """Return the pushes that have a part on a server, as JSON, and how many there are in all."""
-    own = [[push.id.client, push.id.number] for push in pushes if server in push.servers]
-    return {"pushes": json.dumps(own), "count": str(len(pushes))}
+def _told(pushes: Sequence[Push], left_out: Sequence[Push], server: int) -> Mapping[str, str]:
+    """Return an update's pushes, and those left out, that have a part on a server; and how many it has in all."""
+    own, others = (
+        [[push.id.client, push.id.number] for push in each if server in push.servers] for each in (pushes, left_out)
+    )
+    return {"pushes": json.dumps(own), "left_out": json.dumps(others), "count": str(len(pushes))}
 
 
 def _state_of(server: Connection, about: Mapping[str, str]) -> Mapping[str, Array]:

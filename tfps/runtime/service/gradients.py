@@ -1,6 +1,8 @@
 """The gradients that a request has."""
 
+import json
 from collections.abc import Mapping
+from typing import TypeVar
 
 from tfps.client.message import Message, TensorSpec
 from tfps.client.rows import Rows
@@ -13,6 +15,7 @@ from tfps.text import show
 
 Part = Mapping[str, Gradient]
 _MOST_ID_BYTES = 64 << 20
+_Given = TypeVar("_Given")
 
 
 def part_of(request: Message) -> Part:
@@ -60,6 +63,16 @@ def push_id(request: Message, session: Session) -> PushId:
     if number < 1:
         raise ProtocolError(f"push {number}: pushes are numbered from 1 on.")
     return PushId(session.client, number)
+
+
+def push_ids(text: str) -> list[PushId]:
+    """Return the identities of pushes, of which the first server has told as JSON."""
+    return [PushId(client, number) for client, number in json.loads(text)]
+
+
+def dense_in(tensors: Mapping[str, _Given]) -> dict[str, _Given]:
+    """Return by parameter what is given of dense arrays."""
+    return {name[len(DENSE) :]: given for name, given in tensors.items() if name.startswith(DENSE)}
 
 
 def check_ids(tensors: Mapping[str, TensorSpec]) -> None:

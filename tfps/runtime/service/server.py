@@ -12,23 +12,22 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from tfps import errors
 from tfps.client.message import Array, Header, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import Part, check_ids, check_rows, part_of, push_id
+from tfps.modes.sync import krum
+from tfps.runtime.service.gradients import Part, check_ids, check_rows, dense_in, part_of, push_id, push_ids
 from tfps.runtime.service.placement import FirstValues, check_finite, specs_of
 from tfps.runtime.service.pushes import PushId, check_terms
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
 from tfps.runtime.service.store import Store
-from tfps.runtime.service.versions import Version, Versions
+from tfps.runtime.service.versions import Version, Versions, version_in
 from tfps.text import show
 
 _FATAL = (errors.ConfigError, errors.CheckpointError, errors.DivergedError, errors.StorageError, ServiceError)
-_Given = TypeVar("_Given")
 _NO_PARAMETERS = "the service has no parameters yet: call init with their first values."
 
 
@@ -67,7 +66,7 @@ class Server:
         self._methods_of_first: Mapping[str, Callable[[Message, Session], Message]] = {
             **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
             **{"snapshot": self._take_snapshot, "state": self._state, "forget": self._forget_snapshot},
-            **{"end": self._end, "expect": self._expect, "hold": self._hold},
+            **{"end": self._end, "expect": self._expect, "hold": self._hold, "distances": self._distances},
         }
 
     def joined(self, session: Session) -> None:
@@ -131,12 +130,12 @@ class Server:
             raise NotReadyError("other first values came before.")
         if any(not name.startswith(DENSE) for name in header.tensors):
             raise ServiceError("init takes arrays by name, as d/NAME.")
-        self._first_values.check(header.metadata.get("giver", ""), _dense(header.tensors))
+        self._first_values.check(header.metadata.get("giver", ""), dense_in(header.tensors))
 
     def _check_gradients(self, tensors: Mapping[str, TensorSpec]) -> None:
         """Check what is announced of gradients; of rows, that they are no more than can be meant."""
         self._check_ready()
-        self._store.check_announced(_dense(tensors))
+        self._store.check_announced(dense_in(tensors))
         check_rows(tensors, self._store.specs)
 
     def _check_ready(self) -> None:
@@ -160,7 +159,7 @@ class Server:
 
     def _init(self, request: Message, session: Session) -> Message:
         del session
-        giver, values = request.metadata["giver"], _dense(request.tensors)
+        giver, values = request.metadata["giver"], dense_in(request.tensors)
 
         def take() -> None:
             if self._has_first_values:
@@ -191,7 +190,7 @@ class Server:
         return Message(self._about(now), {DENSE + name: value for name, value in values.items()})
 
     def _read(self, request: Message, session: Session) -> Message:
-        wanted, names = _version_in(request), json.loads(request.metadata["names"])
+        wanted, names = version_in(request.metadata), json.loads(request.metadata["names"])
         values = self._versions.read_at(wanted, names, lambda: self._is_stopping or session.is_closed())
         if values is None:
             return Message({**self._about(wanted), "gone": "1"})
@@ -215,7 +214,7 @@ class Server:
         del session
         check_terms(f"ps/{self.index}", json.loads(request.metadata["terms"]), json.loads(self._terms))
         names = json.loads(request.metadata["names"])
-        self.begin(_version_in(request), request.metadata["run"], names, _dense(request.tensors))
+        self.begin(version_in(request.metadata), request.metadata["run"], names, dense_in(request.tensors))
         return Message({})
 
     def begin(self, now: Version, run: str, names: Sequence[str] | None, state: Mapping[str, Array]) -> None:
@@ -254,10 +253,20 @@ class Server:
     def _apply(self, request: Message, session: Session) -> Message:
         """Make an update; do nothing if it was made, and the first server asks again."""
         del session
-        pushes = [PushId(client, count) for client, count in json.loads(request.metadata["pushes"])]
-        count = int(request.metadata["count"])
-        self._versions.update(_version_in(request), lambda: self._store.update(self._staged.take(pushes), count))
+        said, now = request.metadata, version_in(request.metadata)
+        pushes, left_out, count = push_ids(said["pushes"]), push_ids(said["left_out"]), int(said["count"])
+        self._versions.update(now, lambda: self._store.update(self._staged.take(pushes, left_out), count))
         return Message({})
+
+    def _distances(self, request: Message, session: Session) -> Message:
+        """Return the squared distances between the parts of pushes: of ``null``, which has none here, as of zeros."""
+        del session
+        pushes = [each and PushId(*each) for each in json.loads(request.metadata["pushes"])]
+        return Message({}, {"distances": self._distances_of(pushes, request.metadata["generation"])})
+
+    def _distances_of(self, pushes: Sequence[PushId | None], generation: str) -> Array:
+        _, parts = self._versions.at_rest(lambda: [self._staged.part(one) if one else {} for one in pushes], generation)
+        return krum.squared_distances(parts)
 
     def _take_snapshot(self, request: Message, session: Session) -> Message:
         del request, session
@@ -272,7 +281,7 @@ class Server:
         """
         del session
         taken, values = self._snapshot
-        if taken != _version_in(request):
+        if taken != version_in(request.metadata):
             raise NotReadyError("the snapshot is lost.")
         return Message({}, {DENSE + name: value for name, value in values.items()})
 
@@ -288,11 +297,3 @@ class Server:
             self.error = kind(f"ps/0 has failed: {request.metadata['message']}")
         self.is_over = True
         return Message({})
-
-
-def _version_in(request: Message) -> Version:
-    return Version(request.metadata["generation"], int(request.metadata["step"]))
-
-
-def _dense(tensors: Mapping[str, _Given]) -> dict[str, _Given]:
-    return {name[len(DENSE) :]: given for name, given in tensors.items() if name.startswith(DENSE)}

@@ -34,12 +34,16 @@ class Store:
         optimizer: A name of ``tfps.optimizers``.
         learning_rate: Its learning rate.
         aggregate: How the gradients of an update are combined: ``mean``, ``sum``, or another one of ``--aggregate``.
+
+    Attributes:
+        selects: Whether an update applies one push only, as Krum's does: ``update`` takes no more then.
     """
 
     def __init__(self, optimizer: str = "sgd", learning_rate: float = 0.01, aggregate: str = "mean") -> None:
         self._options: Mapping[str, Any] = {"optimizer": optimizer, "learning_rate": learning_rate}
         self._optimizer = make_optimizer(self._options, **_DEFAULTS)
         self._aggregate, self._lock = aggregate, threading.Lock()
+        self.selects = aggregate == "krum"
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
         self._specs: Mapping[str, TensorSpec] = {}
@@ -181,7 +185,7 @@ class Store:
 
     def _combined(self, name: str, pushes: Sequence[Mapping[str, Gradient]]) -> Any:
         given = [push[name] for push in pushes if name in push]
-        if len(pushes) == 1 and self._aggregate in ("mean", "sum"):
+        if len(pushes) == 1 and self._aggregate in ("mean", "sum", "krum"):
             return _tensor(given[0], self._variables[name])
         if self._aggregate in ("mean", "sum"):
             return self._summed(name, given, len(pushes))
