@@ -1,5 +1,6 @@
 """Distances over several servers: against NumPy, and against the operations of a TensorFlow job."""
 
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -71,6 +72,18 @@ def test_rows_count_as_what_they_are_dense(block: int, with_dense: bool) -> None
             parts.append({"t": integers(20, 3)})
             dense = np.concatenate([dense, parts[-1]["t"][None]])
         np.testing.assert_array_equal(krum.squared_distances(parts), whole(dense))
+
+
+def test_comparing_takes_no_copy_of_the_gradients() -> None:
+    """Of 40 MB, at most a few at a time."""
+    given = [{"w": np.zeros([2_000_000], np.float32)} for _ in range(5)]
+    tracemalloc.start()
+    try:
+        krum.squared_distances(given)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 8 * krum._BLOCK <= most < 4 << 20
 
 
 def test_no_parameter_is_no_distance() -> None:

@@ -16,6 +16,7 @@ from support.service import FIRST, Running, service, together
 from tfps.client.client import Client
 from tfps.client.message import Message
 from tfps.client.rows import Rows
+from tfps.errors import NotReadyError
 from tfps.runtime.service.checkpoints import SavedService, ServiceSaver
 from tfps.runtime.service.pushes import Rules
 
@@ -190,6 +191,15 @@ def _then_lost(suspend: Callable[[], None], compare: Callable[[], Message]) -> M
     answer = compare()
     suspend()
     return answer
+
+
+def test_servers_compare_nothing_of_another_generation() -> None:
+    """The parts are of the one that ps/0 means, or there is no answer."""
+    with five(2) as (running, _):
+        now, (other,) = running.first.now.generation, running.others
+        assert other.request("distances", pushes="[null, null]", generation=now).tensors["distances"].shape == (2, 2)
+        with pytest.raises(NotReadyError):
+            other.request("distances", pushes="[null, null]", generation="another")
 
 
 @pytest.mark.parametrize("lose", [_first_lost, _then_lost])
