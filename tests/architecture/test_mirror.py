@@ -62,8 +62,9 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
         *("client/background", "client/client", "client/connect", "client/connection", "client/push_future"),
-        *("client/rows", "client/servers"),
-        *("runtime/service/following_server", "runtime/service/gradients", "runtime/service/session"),
+        *("client/progress", "client/rows", "client/servers"),
+        *("runtime/service/followers", "runtime/service/following_server"),
+        *("runtime/service/gradients", "runtime/service/session"),
     ],
     "unit/cli/test_doctor.py": [
         *("cli/diagnosis/check", "cli/diagnosis/directory", "cli/diagnosis/shared_dir", "cli/diagnosis/versions"),

@@ -36,21 +36,22 @@ MINUS_ONES = {name: -np.ones(5, np.float32) for name in NAMES}
 
 
 class Pushing:
-    """Clients that push in the background until the service ends, and check what they read."""
+    """Clients that push in the background until the service ends, and check what they read; one may be bad."""
 
-    def __init__(self, hosts: str, clients: int = 2, pause_secs: float = 0.01) -> None:
-        self._hosts, self._pause_secs = hosts, pause_secs
+    def __init__(self, hosts: str, clients: int = 2, pause_secs: float = 0.01, bad: int | None = None) -> None:
+        self._hosts, self._pause_secs, self._bad = hosts, pause_secs, bad
         self._pool = ThreadPoolExecutor(clients)
         self.over = threading.Event()
         self._counts: list[Future[int]] = [self._pool.submit(self._push, worker) for worker in range(clients)]
 
     def _push(self, worker: int) -> int:
         """Return how many pushes were applied."""
-        count = 0
+        count, factor = 0, np.float32(1e30 if worker == self._bad else 1)
+        gradients = {name: value * factor for name, value in MINUS_ONES.items()}
         with client(self._hosts, worker) as ps, contextlib.suppress(ServiceEndedError):
             ps.init({name: np.zeros(5, np.float32) for name in NAMES})
             while not self.over.is_set():
-                ps.push(MINUS_ONES)
+                ps.push(gradients)
                 count += 1
                 found = {float(number) for value in ps.pull().values() for number in value}
                 assert len(found) == 1, found
@@ -106,6 +107,21 @@ def test_a_server_alone_is_started_again(tmp_path: Path, lost: int) -> None:
         assert "resumed from" in servers.tasks[0].output()
         assert sum(pushing.counts()) >= 200
     check_saved(tmp_path, 200)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_krum_leaves_out_a_bad_worker_also_after_a_loss(tmp_path: Path, lost: int) -> None:
+    """One push of the good ones is in each update, on both servers; none of the bad one, whose pushes are huge."""
+    flags = ("--mode=sync", "--num_workers=5", "--aggregate=krum", "--max_steps=120")
+    with by_hand(tmp_path, 2, *flags) as servers:
+        pushing = Pushing(servers.hosts, clients=5, bad=lost)
+        servers.tasks[0].wait_for_step(30, 60)
+        servers.replace(lost)
+        for task in servers.tasks:
+            assert task.wait(90) == 0, task.output()
+        assert "resumed from" in servers.tasks[0].output()
+        assert min(pushing.counts()) >= 60
+    check_saved(tmp_path, 120)
 
 
 def test_a_server_that_never_comes_back(tmp_path: Path) -> None:
@@ -174,6 +190,21 @@ def test_a_frozen_server(tmp_path: Path, index: int) -> None:
             task.signal(signal.SIGTERM)
         assert [task.wait(30) for task in servers.tasks] == [143, 143]
     check_saved(tmp_path, total)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_server_that_stays_frozen(tmp_path: Path, index: int) -> None:
+    """Its kernel goes on acknowledging; clients and ps/0 notice all the same, and name it."""
+    with by_hand(tmp_path, 2, "--start_timeout_secs=5") as servers, connect(servers.hosts, retry_secs=5) as ps:
+        ps.init({name: np.zeros(5, np.float32) for name in NAMES})
+        ps.push(MINUS_ONES)
+        servers.tasks[index].signal(signal.SIGSTOP)
+        with pytest.raises(PeerLostError, match=servers.hosts.split(",")[0] if index == 0 else "not ready|no answer"):
+            list(iter(lambda: ps.push(MINUS_ONES), 0))
+        if index:
+            assert servers.tasks[0].wait(60) == PeerLostError.exit_code, servers.tasks[0].output()
+            assert servers.hosts.partition(",")[2] in servers.tasks[0].output()
+        servers.tasks[index].signal(signal.SIGCONT)
 
 
 def test_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:

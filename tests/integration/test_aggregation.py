@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from support.cluster import by_worker, model_of, train, variables_of
+from support.service import together
 
 import tfps
 
@@ -65,3 +66,37 @@ def test_an_update_is_what_the_flag_says(aggregate: str, num_ps: int, wire: str,
     np.testing.assert_allclose(saved["first"], dense, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(saved["second"], dense, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(saved["table"], table, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_krum_in_a_service_selects_over_all_servers(num_ps: int) -> None:
+    """Five workers push to real servers, one of them huge gradients: the parameters are those of NumPy, to the bit."""
+    first = {"w": np.zeros([20, 3], np.float32), "b": np.zeros(30, np.float32)}
+    random = np.random.default_rng(8)
+    pushes = [
+        [{k: random.normal(size=v.shape).astype(v.dtype) for k, v in first.items()} for _ in "01234"] for _ in "012"
+    ]
+    for step, turn in enumerate(pushes):
+        turn[step] = {name: np.full_like(value, 1e30) for name, value in first.items()}
+    expected = first
+    for turn in pushes:
+        flat = np.stack([np.concatenate([np.float64(one).ravel() for one in each.values()]) for each in turn])
+        nearest = np.sort(((flat[:, None] - flat[None]) ** 2).sum(axis=2), axis=1)[:, 1:3]
+        chosen = turn[int(np.argmin(nearest.sum(axis=1)))]
+        expected = {name: value - chosen[name] for name, value in expected.items()}
+    flags = {"optimizer": "sgd", "learning_rate": 1.0, "mode": "sync", "num_workers": 5, "aggregate": "krum"}
+
+    def work(address: str, worker: int) -> Any:
+        with tfps.connect(address, worker=worker) as ps:
+            ps.init(first)
+            for turn in pushes:
+                ps.pull()
+                ps.push(turn[worker])
+            return ps.step, ps.pull()
+
+    with tfps.serve(num_ps=num_ps, **flags) as address:
+        found = together(*(lambda w=worker: work(address, w) for worker in range(5)))
+    for step, weights in found:
+        assert step == len(pushes)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(weights[name], value)

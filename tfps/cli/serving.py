@@ -47,8 +47,6 @@ def check_flags(job: JobConfig, problems: ProblemCollector) -> None:
         listed = enumerated([f"--mode={mode}" for mode in MODES], "or")
         problems.add(f"--mode={show(job.mode)} is not for --serve: give {listed}.")
         return
-    if job.aggregate == "krum":
-        problems.add("--aggregate=krum is not for --serve: give mean, sum, median or trimmed_mean.")
     if job.job_name not in (None, "ps"):
         problems.add(f"--job_name={show(job.job_name)} is not for --serve, whose tasks are all PS: give ps.")
     if job.num_ps == 0:

@@ -22,8 +22,9 @@ from tfps.client.adapters import adapter_of
 from tfps.client.arrays import as_array, as_ids, check_mapping
 from tfps.client.background import Background
 from tfps.client.message import Array, TensorSpec
+from tfps.client.progress import Seen
 from tfps.client.rows import Rows
-from tfps.client.servers import BUFFER, DENSE, IDS, ROWS, Seen, Servers
+from tfps.client.servers import BUFFER, DENSE, IDS, ROWS, Servers
 from tfps.errors import ServiceError
 from tfps.text import show
 
@@ -89,7 +90,7 @@ class Client:
         """
         arrays = self._named(gradients, buffers)
         self._check_background()
-        return self._push(arrays, self._servers.seen)
+        return self._push(arrays, self._servers.progress.seen)
 
     def push_async(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> "Future[int]":
         """Push gradients in the background, in the order of the calls; return the future of what ``push`` returns.
@@ -101,7 +102,7 @@ class Client:
         copies = {name: array.copy() for name, array in self._named(gradients, buffers).items()}
         self._check_background()
         self._background.append(future := PushFuture())
-        self._order.submit(future.run, self._push, copies, self._servers.seen)
+        self._order.submit(future.run, self._push, copies, self._servers.progress.seen)
         return future
 
     def push_pull(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> dict[str, Array]:
@@ -124,7 +125,7 @@ class Client:
         """Push the gradients of some rows of a parameter; ids that repeat add up. Returns what ``push`` returns."""
         rows = self._rows(name, ids, gradients)
         self._check_background()
-        return self._push(rows, self._servers.seen)
+        return self._push(rows, self._servers.progress.seen)
 
     def init_module(self, model: Any, buffers: bool = False) -> Any:
         """Give the parameters the values of a model, unless they have some, and the model theirs; return the model.
@@ -187,12 +188,12 @@ class Client:
     @property
     def dropped(self) -> int:
         """How many pushes of this client have come too late, and are in no update."""
-        return self._servers.dropped
+        return self._servers.progress.dropped
 
     @property
     def pulled_step(self) -> int:
         """The number of updates that were made when this client last pulled; asks nobody."""
-        return int(self._servers.seen["step"])
+        return int(self._servers.progress.seen["step"])
 
     @property
     def step(self) -> int:

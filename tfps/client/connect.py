@@ -47,10 +47,8 @@ def connect(
     """
     _check_secs("start_timeout_secs", start_timeout_secs)
     _check_secs("retry_secs", retry_secs)
-    if tls is not None and not hasattr(tls, "wrap_socket"):
-        raise ConfigError(f"tls={show(repr(tls))}: give an ssl.SSLContext, or set {TLS_CA} to a file.")
     identity = _identity(worker, token)
-    addresses, tls = _addresses(ps_hosts), tls or _tls()
+    addresses, tls = _addresses(ps_hosts), _tls(tls)
     connections = [Connection(address, identity, start_timeout_secs, retry_secs, tls) for address in addresses]
     servers = Servers(connections, retry_secs)
     try:
@@ -75,9 +73,11 @@ def _addresses(ps_hosts: str | None) -> list[str]:
     return addresses
 
 
-def _tls() -> "ssl.SSLContext | None":
-    if not (ca := os.environ.get(TLS_CA)):
-        return None
+def _tls(given: "ssl.SSLContext | None") -> "ssl.SSLContext | None":
+    if given is not None and not hasattr(given, "wrap_socket"):
+        raise ConfigError(f"tls={show(repr(given))}: give an ssl.SSLContext, or set {TLS_CA} to a file.")
+    if given is not None or not (ca := os.environ.get(TLS_CA)):
+        return given
     from tfps.client.tls import client_context  # noqa: PLC0415  slow to import, and only some need it
 
     return client_context(TLS_CA, ca)

@@ -155,8 +155,8 @@ class Connection:
         why = f"{self.address}: no answer for {secs:.0f} s ({error.strerror or error})"
         if not method:
             return ClusterFormError(f"{why}: is the service started there?")
-        is_push = method in _CHANGE
-        return PeerLostError(f"{why}: it is not known whether the last request was carried out." if is_push else f"{why}.")
+        unknown = ": it is not known whether the last request was carried out" if method in _CHANGE else ""
+        return PeerLostError(f"{why}{unknown}.")
 
     def _once(self, message: Message) -> Message:
         connection = self._socket or self._open()

@@ -131,7 +131,9 @@ def encode(message: Message) -> list[memoryview]:
     try:
         header = _as_json(entries).encode()
     except UnicodeEncodeError as error:
-        raise ProtocolError(f"{error.object[error.start : error.end]!r} cannot be sent: it is no Unicode text.") from None
+        raise ProtocolError(
+            f"{error.object[error.start : error.end]!r} cannot be sent: it is no Unicode text."
+        ) from None
     header += b" " * (-len(header) % _ALIGNED)
     bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
     return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
@@ -196,9 +198,7 @@ def receive_header(source: Source, most_bytes: int = MOST_HEADER_BYTES) -> Heade
     return _parsed(bytes(content))
 
 
-def receive(
-    source: Source, accept: Callable[[Header], None] = lambda _: None, take: Take = _new
-) -> Message | None:
+def receive(source: Source, accept: Callable[[Header], None] = lambda _: None, take: Take = _new) -> Message | None:
     """Receive a message; ``None`` if the connection has ended between two messages.
 
     Args:

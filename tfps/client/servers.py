@@ -11,6 +11,7 @@ import numpy as np
 from tfps.client.background import Background
 from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
+from tfps.client.progress import Progress, Seen
 from tfps.errors import NotReadyError, PeerLostError, ServiceEndedError, ServiceError
 from tfps.text import did_you_mean, show
 
@@ -18,9 +19,6 @@ DENSE, IDS, ROWS, BUFFER = "d/", "i/", "r/", "b/"
 """The beginnings of the names of arrays in a message: a dense array, the ids of rows, the rows, a buffer's value."""
 _LOST_READS = 100
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.05, 1.0
-
-Seen = Mapping[str, str]
-"""The generation and the step of parameters that were read."""
 _Found = TypeVar("_Found")
 
 
@@ -33,8 +31,7 @@ class Servers:
 
     Attributes:
         first: The connection to the first server.
-        seen: Of which moment the parameters are that were read last.
-        dropped: How many pushes have come too late.
+        progress: What is known of the service.
     """
 
     def __init__(self, connections: Sequence[Connection], retry_secs: float) -> None:
@@ -43,10 +40,8 @@ class Servers:
         self._specs: dict[str, TensorSpec] = {}
         self._places: dict[str, int] = {}
         self._process = os.getpid()
-        self.seen: Seen = {"generation": "", "step": "0"}
-        self.dropped = 0
+        self.progress = Progress()
         self._ended: ServiceEndedError | None = None
-        self._newest, self._dropped_at = ("", 0), ""
 
     def check(self) -> None:
         """Check that all servers are those of one service, in their order.
@@ -88,7 +83,7 @@ class Servers:
         specs, places = {}, {}
         for name, (dtype, shape, place, is_buffer) in json.loads(answer.metadata["parameters"]).items():
             specs[name], places[name] = TensorSpec(np.dtype(dtype), tuple(shape), is_buffer), place
-        self._places, self._specs = places, specs  # all at once, and last what says that they are known
+        self._places, self._specs = places, specs  # last what says that they are known: threads share it
 
     def spec(self, name: str) -> TensorSpec:
         """Return the dtype and the shape of a parameter.
@@ -156,17 +151,15 @@ class Servers:
                 answers[index] = ask[index].request("read", {}, names=texts[index], **seen)
         if any(answer.metadata.get("gone") for answer in answers.values()):
             return None
-        self.seen = seen
         for answer in answers.values():
-            self._note(answer)
+            self.progress.read(answer)
         return {name: array for answer in answers.values() for name, array in answer.tensors.items()}
 
     def pull_rows(self, name: str, ids: Array) -> Array:
         """Return rows of a parameter."""
         server = self._connections[self._place(name)]
         answer = self.until_ready(lambda: server.request("pull_rows", {"ids": ids}, name=name))
-        self.seen = _seen_in(answer)
-        self._note(answer)
+        self.progress.read(answer)
         return answer.tensors["rows"]
 
     def push(self, arrays: Mapping[str, Array], number: int, seen: Seen) -> int:
@@ -185,11 +178,11 @@ class Servers:
         """Push gradients, and return all parameters as they are then; one round trip if there is one server."""
         names = list(self.specs)
         if len(self._connections) > 1:
-            self.push(arrays, number, self.seen)
+            self.push(arrays, number, self.progress.seen)
             return self.pull(names)
-        said = {"push": str(number), "pull": json.dumps(names), **self.seen}
+        said = {"push": str(number), "pull": json.dumps(names), **self.progress.seen}
         answer = self.until_ready(lambda: self._push([arrays], **said))
-        self.seen = _seen_in(answer)
+        self.progress.read(answer)
         return {name: answer.tensors[DENSE + name] for name in names}
 
     def _push(self, parts: Sequence[Mapping[str, Array]], **said: str) -> Message:
@@ -200,21 +193,8 @@ class Servers:
         }
         generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
         answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
-        self._note(answer)
-        if not int(answer.metadata["applied"]):
-            self.dropped += 1
-            if said["step"] == self._dropped_at:
-                _warn(f"a push was dropped, as the one before: both are of step {said['step']}. Pull before each push.")
-            self._dropped_at = said["step"]
+        self.progress.pushed(answer, said["step"])
         return answer
-
-    def _note(self, answer: Message) -> None:
-        """Say so if updates are lost of which an answer was before."""
-        version = answer.metadata["generation"], int(answer.metadata["step"])
-        (generation, step), self._newest = self._newest, version
-        if generation not in ("", version[0]) and version[1] < step:
-            lost = f"of {step} updates, at least {step - version[1]} are lost"
-            _warn(f"the service has begun again from a checkpoint: {lost}.")
 
     def step(self) -> int:
         """Return the number of updates; wait while the servers begin again."""
@@ -291,13 +271,3 @@ class Servers:
                     raise PeerLostError(f"{self.first.address}: not ready for {secs}: {error}") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
-
-
-def _warn(text: str) -> None:
-    import logging  # noqa: PLC0415  slow to import, and seldom needed
-
-    logging.getLogger(__name__).warning(text)
-
-
-def _seen_in(answer: Message) -> Seen:
-    return {name: answer.metadata[name] for name in ("generation", "step")}

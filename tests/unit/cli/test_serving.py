@@ -31,6 +31,7 @@ def problems(**flags: object) -> str:
     [
         {},
         {"mode": "sync", "num_workers": 25, "aggregate": "sum", "backup_workers": 2},
+        {"mode": "sync", "num_workers": 6, "aggregate": "krum", "backup_workers": 1},
         {"mode": "ssp", "staleness": 0},
         {"optimizer": "adam", "learning_rate": 0.1, "num_ps": 3, "max_steps": 5, "worker_timeout_secs": 1.0},
         {"tls_cert": "c", "tls_key": "k"},
@@ -53,7 +54,9 @@ def test_what_a_service_takes(flags: dict[str, object]) -> None:
         ({"mode": "local"}, "--mode=local is not for --serve: give --mode=async, --mode=sync or --mode=ssp."),
         ({"mode": "sync", "staleness": 3}, "--staleness=3 is for --mode=ssp"),
         ({"mode": "sync", "num_workers": 2, "backup_workers": 2}, "--backup_workers=2"),
-        ({"mode": "sync", "aggregate": "krum"}, "--aggregate=krum is not for --serve"),
+        ({"mode": "sync", "aggregate": "krum", "num_workers": 4}, "--aggregate=krum needs 5 gradients or more"),
+        ({"mode": "async", "aggregate": "krum"}, "--aggregate=krum is for --mode=sync"),
+        ({"mode": "ssp", "aggregate": "krum"}, "--aggregate=krum is for --mode=sync"),
         ({"job_name": "worker"}, "--job_name=worker is not for --serve, whose tasks are all PS: give ps."),
         ({"num_ps": 0}, "--num_ps=0 is not for --serve: give 1 or more."),
         ({"serve": False, "worker_timeout_secs": 5.0}, "--worker_timeout_secs=5 is for --serve: add it"),

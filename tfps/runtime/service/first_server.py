@@ -4,23 +4,24 @@ A *generation* is the time from a begin to the loss of a server. Each begins wit
 on all servers: the others may have lost theirs, or may have made updates that the lost one had not.
 """
 
-import contextlib
 import json
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from tfps.client.connection import Connection
 from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.servers import DENSE
-from tfps.errors import NotReadyError, PeerLostError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import named, part_of, push_id
+from tfps.errors import NotReadyError, TfpsError
+from tfps.modes.sync import krum
+from tfps.runtime.service.followers import Followers
+from tfps.runtime.service.gradients import part_of, push_id
 from tfps.runtime.service.parameters.store import Store
 from tfps.runtime.service.parameters.versions import Checkpoint, Snapshot, Version
-from tfps.runtime.service.placement import Placement, check_names, specs_as_text, specs_of
+from tfps.runtime.service.placement import Placement, check_names, specs_of
 from tfps.runtime.service.pushes import RESTARTING, Push, PushId, Rules, State
 from tfps.runtime.service.sequencer import Sequencer
 from tfps.runtime.service.server import Server
@@ -46,11 +47,10 @@ class FirstServer(Server):
 
     def __init__(self, store: Store, rules: Rules, others: Sequence[Connection] = (), terms: str = "{}") -> None:
         super().__init__(0, store, 1 + len(others), terms)
-        self._others = others
+        self._followers = Followers(others)
         self._placement = Placement(1 + len(others), rules.stall_timeout_secs)
         self._sequencer = Sequencer(rules, self._make)
         self._staged = StagedParts(self._sequencer.has)
-        self._pool = ThreadPoolExecutor(max(1, len(others)), thread_name_prefix="others")
         self._forming = threading.Lock()
         self._methods |= {
             **{"describe": self._describe, "begin_init": self._begin_init, "end_init": self._finish_init},
@@ -96,10 +96,7 @@ class FirstServer(Server):
 
     def dismiss_others(self, error: TfpsError | None = None) -> None:
         """Let the other servers end, as the service is over, or has failed for good."""
-        said = {"code": str(error.exit_code), "message": str(error)} if error else {}
-        for other in self._others:
-            with contextlib.suppress(TfpsError):
-                other.request("end", {}, **said)
+        self._followers.dismiss(error)
 
     def restart(self, checkpoint: Checkpoint | None) -> None:
         """Begin a generation on all servers, with the values of a checkpoint, or with none.
@@ -115,12 +112,9 @@ class FirstServer(Server):
             self._sequencer.restart(state, now.generation)
             self._placement.restart(checkpoint.specs if checkpoint else None)
             run = checkpoint.run if checkpoint else self.run or uuid.uuid4().hex
-            for index, other in enumerate(self._others, 1):
-                specs, values = self._values(checkpoint, index)
-                text = "" if specs is None else specs_as_text(specs)
-                other.request(
-                    "begin", named(values, specs or {}), specs=text, run=run, terms=self._terms, **self._about(now)
-                )
+            for index in range(1, self._num_ps):
+                said = {"run": run, "terms": self._terms, **self._about(now)}
+                self._followers.begin(index, *self._values(checkpoint, index), said)
             self.begin(now, run, *self._values(checkpoint, 0))
 
     def _values(
@@ -142,16 +136,17 @@ class FirstServer(Server):
         with self._forming:
             with self._sequencer.paused() as state:
                 generation = self.now.generation
-                asked = [self._pool.submit(other.request, "snapshot") for other in self._others]
+                asked = self._followers.all("snapshot")
                 now, own = self._versions.at_rest(self._store.state)
                 answers = [future.result().metadata for future in asked]
             if any((each["generation"], each["step"]) != (generation, str(now.step)) for each in answers):
                 raise NotReadyError(RESTARTING)
             about = self._about(now)
-            parts = [lambda: own, *(lambda one=other: _state_of(one, about) for other in self._others)]
+            parts: list[Callable[[], Mapping[str, Array]]] = [lambda: own]
+            parts += [partial(self._followers.state, index, about) for index in range(1, self._num_ps)]
             yield Snapshot(self.run, state, dict(self._placement.specs), parts)
-            for other in self._others:
-                other.request("forget")
+            for future in self._followers.all("forget"):
+                future.result()
 
     def _check_ready(self) -> None:
         self._versions.at_rest(lambda: None)
@@ -178,16 +173,15 @@ class FirstServer(Server):
     def _let_expect(self, giver: str) -> None:
         """Tell all servers what the client that gives the first values has said of them."""
         generation = self.now.generation
-        for index, other in enumerate(self._others, 1):
-            specs = specs_as_text(self._placement.specs_of_server(index))
-            other.request("expect", giver=giver, specs=specs, generation=generation)
+        for index in range(1, self._num_ps):
+            self._followers.expect(index, giver, self._placement.specs_of_server(index), generation)
         self._first_values.expect(giver, self._placement.specs_of_server(0))
 
     def _finish_init(self, request: Message, session: Session) -> Message:
         """Let all servers keep the first values that a client has given."""
         giver = request.metadata["giver"]
         self._placement.check_giver(giver)
-        for future in [self._pool.submit(other.request, "end_init", giver=giver) for other in self._others]:
+        for future in self._followers.all("end_init", giver=giver):
             future.result()
         self._end_init(request, session)
         self._placement.end(giver)
@@ -220,35 +214,36 @@ class FirstServer(Server):
             ServiceError: If there is no such server, or it has no part.
         """
         indices = [int(index) for index in servers]
-        if any(not 0 < index <= len(self._others) for index in indices):
-            raise ServiceError(f"push {push.number}: the other servers are 1 to {len(self._others)}, given {indices}.")
-        under_way = {*self._staged.held(push.client), *self._sequencer.under_way(push.client)}
-        text = json.dumps([push.client, push.number, *sorted(under_way)])
-        for index in indices:
-            try:
-                self._others[index - 1].request("hold", push=text, generation=generation)
-            except PeerLostError:
-                raise NotReadyError(RESTARTING) from None
-            except ServiceError:
-                if not self._sequencer.knows(push):  # a push that is sent again may be in an update already
-                    raise
+        if indices:
+            under_way = sorted({*self._staged.held(push.client), *self._sequencer.under_way(push.client)})
+            self._followers.hold(push, under_way, indices, generation, lambda: self._sequencer.knows(push))
         return indices
 
     def _make(self, number: int, pushes: Sequence[Push]) -> None:
         """Make an update on all servers; the sequencer calls it."""
         now = Version(self.now.generation, number)
         try:
-            told = [
-                self._pool.submit(other.request, "apply", {}, **_told(pushes, index), **self._about(now))
-                for index, other in enumerate(self._others, 1)
-            ]
-            self._versions.update(now, lambda: self._store.update(self._staged.take([push.id for push in pushes])))
+            chosen, left_out = self._chosen(pushes, now.generation)
+            told = self._followers.apply(chosen, left_out, self._about(now))
+            own, others = ([push.id for push in each] for each in (chosen, left_out))
+            self._versions.update(now, lambda: self._store.update(self._staged.take(own, others)))
             for future in told:
                 future.result()
         except Exception as error:
             self._versions.suspend()  # whoever watches lets the servers begin again
             log.info("update %d was not made on all servers: %s: %s", number, type(error).__name__, error)
             raise NotReadyError(RESTARTING) from None
+
+    def _chosen(self, pushes: Sequence[Push], generation: str) -> tuple[Sequence[Push], Sequence[Push]]:
+        """Return the pushes that are applied, and those that are left out: with Krum, all but one."""
+        if not self._store.selects:
+            return pushes, []
+        asked = self._followers.distances(pushes, generation)
+        distances = self._distances_of([push.id for push in pushes], generation)
+        for future in asked:
+            distances = distances + future.result().tensors["distances"]
+        index = krum.selected(distances)
+        return [pushes[index]], [*pushes[:index], *pushes[index + 1 :]]
 
     def _wait(self, request: Message, session: Session) -> Message:
         secs = min(float(request.metadata["secs"]), _LONGEST_WAIT_SECS)
@@ -264,20 +259,5 @@ class FirstServer(Server):
         Raises:
             PeerLostError: If another server does not answer for long.
         """
-        if not self.now.generation:
-            return False
-        try:
-            found = list(self._pool.map(lambda watch: watch.request("status").metadata["generation"], watches))
-        except ServiceError as error:
-            raise PeerLostError(f"a server of the service is another one: {error}") from None
-        return all(generation == self.now.generation for generation in found)
-
-
-def _told(pushes: Sequence[Push], server: int) -> Mapping[str, str]:
-    """Return the pushes that have a part on a server, as JSON, and how many there are in all."""
-    own = [[push.id.client, push.id.number] for push in pushes if server in push.servers]
-    return {"pushes": json.dumps(own), "count": str(len(pushes))}
-
-
-def _state_of(server: Connection, about: Mapping[str, str]) -> Mapping[str, Array]:
-    return {name[len(DENSE) :]: array for name, array in server.request("state", {}, **about).tensors.items()}
+        found = self._followers.generations(watches) if self.now.generation else [""]
+        return all(generation == self.now.generation for generation in found) and bool(self.now.generation)

@@ -7,12 +7,12 @@ from tfps import errors
 from tfps.client.message import Array, Message
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, ServiceError, TfpsError
-from tfps.runtime.service.gradients import arrays_in
+from tfps.runtime.service.gradients import arrays_in, push_ids
 from tfps.runtime.service.parameters.store import Store
-from tfps.runtime.service.parameters.versions import Version
+from tfps.runtime.service.parameters.versions import Version, version_in
 from tfps.runtime.service.placement import specs_of
 from tfps.runtime.service.pushes import PushId, check_terms
-from tfps.runtime.service.server import Server, version_in
+from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import FIRST_SERVER, Session
 
 _FATAL = (errors.ConfigError, errors.CheckpointError, errors.DivergedError, errors.StorageError, ServiceError)
@@ -40,7 +40,7 @@ class FollowingServer(Server):
         self._methods_of_first = {
             **{"begin": self._begin, "end_init": self._end_init, "apply": self._apply},
             **{"snapshot": self._take_snapshot, "state": self._state, "forget": self._forget_snapshot},
-            **{"end": self._end, "expect": self._expect, "hold": self._hold},
+            **{"end": self._end, "expect": self._expect, "hold": self._hold, "distances": self._distances},
         }
 
     @property
@@ -54,7 +54,7 @@ class FollowingServer(Server):
         check_terms(f"ps/{self.index}", json.loads(request.metadata["terms"]), json.loads(self._terms))
         said = request.metadata["specs"]
         specs = specs_of(said) if said else None
-        self.begin(version_in(request), request.metadata["run"], specs, arrays_in(request.tensors))
+        self.begin(version_in(request.metadata), request.metadata["run"], specs, arrays_in(request.tensors))
         return Message({})
 
     def _expect(self, request: Message, session: Session) -> Message:
@@ -75,10 +75,16 @@ class FollowingServer(Server):
     def _apply(self, request: Message, session: Session) -> Message:
         """Make an update; do nothing if it was made, and the first server asks again."""
         del session
-        pushes = [PushId(client, count) for client, count in json.loads(request.metadata["pushes"])]
-        count = int(request.metadata["count"])
-        self._versions.update(version_in(request), lambda: self._store.update(self._staged.take(pushes), count))
+        said, now = request.metadata, version_in(request.metadata)
+        pushes, left_out, count = push_ids(said["pushes"]), push_ids(said["left_out"]), int(said["count"])
+        self._versions.update(now, lambda: self._store.update(self._staged.take(pushes, left_out), count))
         return Message({})
+
+    def _distances(self, request: Message, session: Session) -> Message:
+        """Return the squared distances between the parts of pushes: of ``null``, which has none here, as of zeros."""
+        del session
+        pushes = [each and PushId(*each) for each in json.loads(request.metadata["pushes"])]
+        return Message({}, {"distances": self._distances_of(pushes, request.metadata["generation"])})
 
     def _take_snapshot(self, request: Message, session: Session) -> Message:
         del request, session
@@ -93,7 +99,7 @@ class FollowingServer(Server):
         """
         del session
         taken, values = self._snapshot
-        if taken != version_in(request):
+        if taken != version_in(request.metadata):
             raise NotReadyError("the snapshot is lost.")
         return Message({}, {DENSE + name: value for name, value in values.items()})
 

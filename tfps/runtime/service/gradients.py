@@ -1,5 +1,6 @@
 """What a push has: gradients, and values of buffers."""
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.rows import Rows
 from tfps.client.servers import BUFFER, DENSE, IDS, ROWS
 from tfps.errors import ProtocolError, ServiceError
-from tfps.runtime.service.parameters.aggregate import BufferValue, Change
+from tfps.runtime.service.parameters.aggregate import BufferValue, Change, Gradient
 from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import Session
 from tfps.text import show
@@ -108,6 +109,16 @@ def check_wanted_rows(name: str, own: TensorSpec | None, num_ids: int) -> None:
         raise ServiceError(f"{show(name)} is no parameter.")
     if own.shape:
         _check_size(name, own, num_ids * math.prod(own.shape[1:]) * own.dtype.itemsize)
+
+
+def gradients_of(part: Part) -> Mapping[str, Gradient]:
+    """Return a part without the values of buffers."""
+    return {name: change for name, change in part.items() if not isinstance(change, BufferValue)}
+
+
+def push_ids(text: str) -> list[PushId]:
+    """Return the identities of pushes, of which the first server has told as JSON."""
+    return [PushId(client, number) for client, number in json.loads(text)]
 
 
 def check_ids(tensors: Mapping[str, TensorSpec]) -> None:

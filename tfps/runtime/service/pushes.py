@@ -61,6 +61,25 @@ class Outcome:
     is_applied: bool
 
 
+@dataclass
+class WaitingPush:
+    """A push that waits for others, or for its update to end.
+
+    Attributes:
+        push: The push.
+        since: When it came.
+        outcome: What has become of it, if it is decided.
+        error: Why it will not be decided, if it will not.
+        is_taken: Whether it is in an update that is complete.
+    """
+
+    push: Push
+    since: float
+    outcome: Outcome | None = None
+    error: Exception | None = None
+    is_taken: bool = False
+
+
 @dataclass(frozen=True)
 class Rules:
     """When an update is made.

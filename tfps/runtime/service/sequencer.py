@@ -14,25 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from tfps.errors import NotReadyError, ServiceEndedError, ServiceError
 from tfps.runtime.service.live_workers import LiveWorkers, named
-from tfps.runtime.service.pushes import RESTARTING, Decisions, Outcome, Push, PushId, Rules, State
+from tfps.runtime.service.pushes import RESTARTING, Decisions, Outcome, Push, PushId, Rules, State, WaitingPush
 from tfps.text import plural
 
 _LOOK_SECS = 0.5
-
-
-@dataclass
-class _Waiting:
-    """A push that waits for others, or for its update to end; ``since`` is when it came."""
-
-    push: Push
-    since: float
-    outcome: Outcome | None = None
-    error: Exception | None = None
-    is_taken: bool = False
 
 
 class Sequencer:
@@ -57,7 +45,7 @@ class Sequencer:
         self._step = self._forming = state.step
         self._decided = Decisions(state.decided)
         self._changed, self._making = threading.Condition(threading.RLock()), threading.Lock()
-        self._waiting: dict[PushId, _Waiting] = {}
+        self._waiting: dict[PushId, WaitingPush] = {}
         self._workers = LiveWorkers(rules.worker_timeout_secs, clock)
         self._failure: Exception | None = None
         self._generation = ""
@@ -153,7 +141,7 @@ class Sequencer:
         """
         with self._changed:
             if done := self._decided.outcome(push.id):
-                return self._outcome_of(_Waiting(push, self._clock(), done), is_gone)
+                return self._outcome_of(WaitingPush(push, self._clock(), done), is_gone)
             self._check()
             self._check_end()
             if push.staged_in != self._generation:
@@ -173,7 +161,7 @@ class Sequencer:
         if self._rules.max_steps is not None and self._step >= self._rules.max_steps:
             raise ServiceEndedError(f"the service has come to its last step, {self._rules.max_steps}.")
 
-    def _admitted(self, push: Push) -> _Waiting:
+    def _admitted(self, push: Push) -> WaitingPush:
         """Return a new push that waits, or is dropped.
 
         Raises:
@@ -189,13 +177,13 @@ class Sequencer:
                 f"step={push.computed_at}, and the service is at step {self._step}: pull before you push."
             )
         self._workers.seen(push.worker)
-        waiting = self._waiting[push.id] = _Waiting(push, self._clock())
+        waiting = self._waiting[push.id] = WaitingPush(push, self._clock())
         if rules.mode == "sync" and (is_lost or push.computed_at < self._forming):
             self._workers.drop(push.worker)
             self._decide(waiting, Outcome(self._step, is_applied=False))
         return waiting
 
-    def _group(self, waiting: _Waiting) -> Sequence[_Waiting]:
+    def _group(self, waiting: WaitingPush) -> Sequence[WaitingPush]:
         """Return the pushes of the update that this one completes; none if others are missing, or it was complete."""
         if waiting.is_taken:
             return []
@@ -215,7 +203,7 @@ class Sequencer:
             self._decide(late, Outcome(self._forming, is_applied=False))
         return group
 
-    def _open(self) -> Sequence[_Waiting]:
+    def _open(self) -> Sequence[WaitingPush]:
         """Return the pushes that wait for others, in the order in which they came."""
         return [one for one in self._waiting.values() if not one.is_taken and not one.outcome]
 
@@ -227,7 +215,7 @@ class Sequencer:
                 one.error = ServiceError(f"worker {one.push.worker} had no connection for too long.")
                 self._changed.notify_all()
 
-    def _update(self, group: Sequence[_Waiting]) -> None:
+    def _update(self, group: Sequence[WaitingPush]) -> None:
         """Make an update; one at a time."""
         with self._making:
             number = self._step + 1
@@ -249,7 +237,7 @@ class Sequencer:
                     self._workers.stepped(one.push.worker)
                     self._decide(one, Outcome(number, is_applied=True))
 
-    def _failed(self, group: Sequence[_Waiting], error: Exception) -> None:
+    def _failed(self, group: Sequence[WaitingPush], error: Exception) -> None:
         """Note that an update was not made."""
         self._forming = self._forming - 1 if self._rules.mode == "sync" else self._step
         for one in group:
@@ -257,13 +245,13 @@ class Sequencer:
             self._waiting.pop(one.push.id, None)
         self._changed.notify_all()
 
-    def _decide(self, waiting: _Waiting, outcome: Outcome) -> None:
+    def _decide(self, waiting: WaitingPush, outcome: Outcome) -> None:
         waiting.outcome = outcome
         self._waiting.pop(waiting.push.id, None)
         self._decided.add(waiting.push.id, outcome)
         self._changed.notify_all()
 
-    def _outcome_of(self, waiting: _Waiting, is_gone: Callable[[], bool]) -> Outcome:
+    def _outcome_of(self, waiting: WaitingPush, is_gone: Callable[[], bool]) -> Outcome:
         """Wait for the outcome of a push, and in ssp until its worker may go on."""
         with self._changed:
             while not (waiting.error or (waiting.outcome and self._may_go_on(waiting.push.worker))):
@@ -281,7 +269,7 @@ class Sequencer:
             assert waiting.outcome
             return waiting.outcome
 
-    def _check_stall(self, waiting: _Waiting) -> None:
+    def _check_stall(self, waiting: WaitingPush) -> None:
         """Check that a push has not waited for other workers for too long; its place is free then.
 
         Raises:

@@ -12,25 +12,28 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tfps.client.message import Array, Header, Message, TensorSpec
 from tfps.client.servers import BUFFER, DENSE
 from tfps.errors import NotReadyError, ServiceError
+from tfps.modes.sync import krum
 from tfps.runtime.service.gradients import (
     Part,
     announced,
     arrays_in,
     buffers_in,
     check_ids,
-    check_wanted_rows,
     check_rows,
+    check_wanted_rows,
+    gradients_of,
     part_of,
     push_id,
 )
 from tfps.runtime.service.parameters.store import Store
-from tfps.runtime.service.parameters.versions import Version, Versions
+from tfps.runtime.service.parameters.versions import Version, Versions, version_in
 from tfps.runtime.service.placement import FirstValues, check_finite
+from tfps.runtime.service.pushes import PushId
 from tfps.runtime.service.session import FIRST_SERVER, Session
 from tfps.runtime.service.staged import StagedParts
 from tfps.text import show
@@ -199,7 +202,7 @@ class Server:
         return Message(self._about(now), {DENSE + name: value for name, value in values.items()})
 
     def _read(self, request: Message, session: Session) -> Message:
-        wanted, names = version_in(request), json.loads(request.metadata["names"])
+        wanted, names = version_in(request.metadata), json.loads(request.metadata["names"])
         values = self._versions.read_at(wanted, names, lambda: self._is_stopping or session.is_closed())
         if values is None:
             return Message({**self._about(wanted), "gone": "1"})
@@ -236,7 +239,7 @@ class Server:
         self.run = run
         self._versions.begin(now, take)
 
-
-def version_in(request: Message) -> Version:
-    """Return the version that a request names."""
-    return Version(request.metadata["generation"], int(request.metadata["step"]))
+    def _distances_of(self, pushes: Sequence[PushId | None], generation: str) -> Array:
+        """Return the squared distances between the gradients of pushes; ``None`` stands for one without a part here."""
+        _, parts = self._versions.at_rest(lambda: [self._staged.part(one) if one else {} for one in pushes], generation)
+        return krum.squared_distances([gradients_of(part) for part in parts])

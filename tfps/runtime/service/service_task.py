@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import socket
 import ssl
 import time

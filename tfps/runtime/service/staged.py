@@ -108,20 +108,33 @@ class StagedParts(Generic[_Part]):
                 held = self.held(name)
                 self._keep(name, [number for number, one in own.items() if one.until >= now or number in held])
 
-    def take(self, pushes: Sequence[PushId]) -> list[_Part]:
-        """Return the parts of some pushes, and forget them.
+    def part(self, push: PushId) -> _Part:
+        """Return a part, and keep it.
+
+        Raises:
+            ServiceError: If it is not there.
+        """
+        with self._lock:
+            own = self._parts.get(push.client, {})
+            if push.number not in own:
+                raise ServiceError(f"push {push.number}: a part of it is not here.")
+            return own[push.number].part
+
+    def take(self, pushes: Sequence[PushId], left_out: Sequence[PushId] = ()) -> list[_Part]:
+        """Return the parts of some pushes, and forget them and those of the pushes that are left out.
 
         Raises:
             ServiceError: If one is not there; then nothing is forgotten.
         """
         with self._lock:
-            found = {push: own for push in pushes if push.number in (own := self._parts.get(push.client, {}))}
-            if len(found) < len(pushes):
-                raise ServiceError(f"{len(pushes) - len(found)} of {len(pushes)} parts of an update are not here.")
-            parts = [found[push].pop(push.number).part for push in pushes]
-            for push in pushes:
+            every = [*pushes, *left_out]
+            found = {push: own for push in every if push.number in (own := self._parts.get(push.client, {}))}
+            if len(found) < len(every):
+                raise ServiceError(f"{len(every) - len(found)} of {len(every)} parts of an update are not here.")
+            parts = [found[push].pop(push.number).part for push in every]
+            for push in every:
                 self._keep(push.client, list(found[push]))
-            return parts
+            return parts[: len(pushes)]
 
     def clear(self) -> None:
         """Forget all parts."""

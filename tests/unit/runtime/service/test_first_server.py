@@ -78,7 +78,7 @@ def test_what_is_in_the_checkpoint_counts_once(tmp_path: Path) -> None:
         for number, expected in ((1, -1), (2, -2)):
             running.first.restart(SavedService(path))
             arrays = {f"d/{name}": value for name, value in ONES.items()}
-            assert ps._servers.push(arrays, number, ps._servers.seen) == number
+            assert ps._servers.push(arrays, number, ps._servers.progress.seen) == number
             assert {float(one) for value in ps.pull().values() for one in value.flat} == {float(expected)}
 
 
@@ -228,3 +228,22 @@ def test_servers_without_parameters(tmp_path: Path, optimizer: str) -> None:
         np.testing.assert_array_equal(ps.pull()["w"], expected)
         assert ps.push({}) == 2
         assert ps.push({"w": np.ones(2, np.float32)}) == 3
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_checkpoint_with_a_wrong_bit_is_not_begun_with(tmp_path: Path, num_ps: int) -> None:
+    """Wherever the bit is in the values: the manager gets the problem, and tries the one before."""
+    path = str(tmp_path / "model.ckpt")
+    with service(num_ps) as running, running.client() as ps:
+        ps.init({name: np.full_like(value, 1.5) for name, value in FIRST.items()})
+        saver = ServiceSaver(running.first)
+        saver.save(SESSION, path)
+        assert saver.restored(SESSION, path) is None
+        assert saver.found
+        [data] = tmp_path.glob("model.ckpt.data-*-of-00001") if num_ps == 1 else sorted(tmp_path.glob("*.data-*"))[:1]
+        content = bytearray(data.read_bytes())
+        content[content.index(np.float32(1.5).tobytes())] ^= 1
+        data.write_bytes(bytes(content))
+        saver.found = None
+        assert "checksum" in str(saver.restored(SESSION, path)).lower()
+        assert saver.found is None

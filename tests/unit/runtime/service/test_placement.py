@@ -5,7 +5,7 @@ import pytest
 
 from tfps.client.message import TensorSpec
 from tfps.errors import NotReadyError, ServiceError
-from tfps.runtime.service.placement import FirstValues, check_finite, specs_as_text, specs_of
+from tfps.runtime.service.placement import FirstValues, Placement, check_finite, specs_as_text, specs_of
 
 SPEC = TensorSpec(np.dtype("float32"), (3,))
 
@@ -60,3 +60,16 @@ def test_specs_as_text() -> None:
     """What one server writes, another one reads."""
     specs = {"w": SPEC, "é": TensorSpec(np.dtype("float64"), ())}
     assert specs_of(specs_as_text(specs)) == specs
+
+
+def test_a_client_that_gives_nothing_is_not_waited_for_without_end() -> None:
+    """Another one gives the values then, and the first one's come too late."""
+    specs = {"w": TensorSpec(np.dtype(np.float32), (2,))}
+    placement = Placement(1, giver_secs=0.3)
+    late = placement.begin(specs, "one")
+    given = placement.begin(specs, "other")
+    assert given not in ("", late)
+    with pytest.raises(NotReadyError):
+        placement.end(late)
+    placement.end(given)
+    assert placement.begin(specs, "third") == ""

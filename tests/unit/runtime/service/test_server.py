@@ -1,6 +1,7 @@
 """A whole service in this process: clients on real connections, against arithmetic by hand."""
 
 import contextlib
+import os
 import pickle
 import random
 import socket
@@ -16,12 +17,12 @@ import numpy as np
 import pytest
 from support.service import FIRST, ONES, service, together
 
-from tfps.client import connection
+from tfps.client import connection, servers
 from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connect import connect
-from tfps.client.message import Message
-from tfps.errors import ConfigError, PeerLostError, ServiceEndedError, ServiceError
+from tfps.client.message import Message, TensorSpec
+from tfps.errors import ConfigError, PeerLostError, ProtocolError, ServiceEndedError, ServiceError
 from tfps.runtime.service.pushes import Rules
 
 
@@ -343,7 +344,7 @@ def test_a_push_in_the_background_is_of_the_parameters_of_its_call() -> None:
         one.init(FIRST)
         one.pull()
         other.pull()
-        seen = one._servers.seen
+        seen = one._servers.progress.seen
         together(lambda: one.push(ONES), lambda: other.push({"b": [1.0, 1.0, 1.0]}))
         one.pull()
         arrays = {f"d/{name}": value for name, value in ONES.items()}
@@ -465,13 +466,58 @@ def test_an_interrupted_request_leaves_no_answer_to_the_next() -> None:
         assert ps.pull()["b"][0] == -2
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        *(({"worker": wrong}, "is no index of a worker: give 0, 1, 2") for wrong in (-1, 1.5, "1", True)),
+        *(({"retry_secs": wrong}, "expected a number of seconds above 0") for wrong in (0, -1, "5", float("nan"))),
+        ({"start_timeout_secs": float("inf")}, "start_timeout_secs=inf: expected a number of seconds above 0"),
+        *(({"token": wrong}, "token: expected a str, given") for wrong in (5, b"x")),
+        ({"tls": True}, "tls=True: give an ssl.SSLContext, or set TFPS_TLS_CA"),
+    ],
+)
+def test_wrong_arguments_are_found_before_a_connection(given: dict[str, Any], problem: str) -> None:
+    """Each is named; nobody listens at the address."""
+    with pytest.raises(ConfigError, match=problem):
+        connect("127.0.0.1:1", **given)
+
+
+def test_a_secret_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line end is not part of it; bytes that are no text are an error."""
+    with service(token="abc") as running:
+        monkeypatch.setenv("TFPS_TOKEN", "abc\n")
+        with running.client() as ps:
+            ps.init(FIRST)
+        monkeypatch.setenv("TFPS_TOKEN", os.fsdecode(b"\xff"))
+        with pytest.raises(ConfigError, match="TFPS_TOKEN is no UTF-8 text"):
+            running.client()
+
+
+@pytest.mark.parametrize("answer", [{}, {"run": "x"}, {"run": "", "task": "ps/0", "num_ps": "x"}])
+def test_who_answers_is_no_service(answer: dict[str, str]) -> None:
+    """That is an error of the protocol, and no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+
+        def serve() -> None:
+            raw, _ = listening.accept()
+            with raw:
+                messages.receive(raw)
+                messages.send(raw, Message(answer))
+
+        served = pool.submit(serve)
+        with pytest.raises(ProtocolError, match="is no server of a parameter service"):
+            connect(f"127.0.0.1:{listening.getsockname()[1]}")
+        served.result(20)
+
+
 def test_a_client_is_of_one_process() -> None:
     """A forked process would push under the same numbers, and its pushes would count as repeated ones."""
     with service() as running, running.client() as ps:
         ps.init(FIRST)
         problem = "this client is that of another process: call tfps.connect in each process"
         with mock.patch("os.getpid", return_value=-1):
-            for act in (ps.pull, lambda: ps.push(ONES), lambda: ps.push_async(ONES), lambda: ps.pull_rows("w", [0])):
+            acts = (ps.pull, lambda: ps.push(ONES), lambda: ps.push_async(ONES), lambda: ps.pull_rows("w", [0]))
+            for act in (*acts, lambda: ps.push_async({}), lambda: ps.step, lambda: ps.wait(1)):
                 with pytest.raises(ServiceError, match=problem):
                     act()
         with pytest.raises(ServiceError, match="cannot be sent to another process"):
@@ -575,6 +621,106 @@ def test_an_error_in_the_block_does_not_wait_for_other_workers() -> None:
         with pytest.raises(ServiceError, match="closed while it waited"):
             pending.result(10)
         assert time.monotonic() - began < 20
+
+
+def test_threads_that_begin_together_pull_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them uses what another one has learned in part."""
+
+    def slow(*args: Any) -> TensorSpec:
+        time.sleep(0.05)
+        return TensorSpec(*args)
+
+    with service(2) as running, running.client() as ps, running.client() as other:
+        ps.init(FIRST)
+        monkeypatch.setattr(servers, "TensorSpec", slow)
+
+        def pull_later(secs: float) -> set[str]:
+            time.sleep(secs)
+            return set(other.pull())
+
+        found = together(*(lambda secs=0.03 * index: pull_later(secs) for index in range(6)))
+        assert found == [set(FIRST)] * 6
+
+
+def test_the_step_waits_while_the_servers_begin_again() -> None:
+    """It is never 0 in between, which programs that are run again would take for the begin."""
+    with service(2) as running, running.client() as ps:
+        ps.init(FIRST)
+        running.first._versions.suspend()
+        threading.Timer(0.5, running.first.restart, [None]).start()
+        began = time.monotonic()
+        assert ps.step == 0
+        assert time.monotonic() - began > 0.4
+
+
+def test_updates_go_on_while_a_snapshot_is_fetched() -> None:
+    """The values of another server travel on a connection of their own."""
+    with service(2) as running, running.client() as ps:
+        ps.init(FIRST)
+        entered, goes_on = threading.Event(), threading.Event()
+        state = running.followers[0]._methods_of_first["state"]
+
+        def held(*args: Any) -> Message:
+            entered.set()
+            assert goes_on.wait(30)
+            return state(*args)
+
+        running.followers[0]._methods_of_first |= {"state": held}
+
+        def read() -> list[Any]:
+            with running.first.snapshot() as snapshot:
+                return [part() for part in snapshot.parts]
+
+        def push() -> int:
+            assert entered.wait(30)
+            step = ps.push(ONES)
+            goes_on.set()
+            return step
+
+        parts, step = together(read, push)
+        assert step == 1
+        assert {name for part in parts for name in part} == set(FIRST)
+        assert all((value == 0).all() for part in parts for value in part.values())
+
+
+def test_a_lost_update_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """When the servers have begun again, by the client that knows of later ones."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        for _ in range(3):
+            ps.push(ONES)
+        assert not caplog.text
+        running.first.restart(None)
+        ps.init(FIRST)
+        ps.pull()
+        assert "the service has begun again from a checkpoint: of 3 updates, at least 3 are lost." in caplog.text
+
+
+def test_pushes_without_a_pull_are_told_in_sync(caplog: pytest.LogCaptureFixture) -> None:
+    """All but the first are dropped."""
+    with service(rules=Rules("sync", 2)) as running, running.client(0) as one, running.client(1) as other:
+        one.init(FIRST)
+        other.pull()
+        for _ in range(3):
+            together(lambda: one.push(ONES), lambda: other.push(ONES))
+        assert (one.dropped, other.dropped, one.step) == (2, 2, 1)
+        assert "Pull before each push." in caplog.text
+
+
+def test_the_end_is_told_after_the_servers_are_gone() -> None:
+    """To a client that has learned of it; without a wait."""
+    with service(rules=Rules(max_steps=1)) as running:
+        ps = running.client(retry_secs=60)
+        ps.init(FIRST)
+        ps.push(ONES)
+        with pytest.raises(ServiceEndedError):
+            ps.push(ONES)
+        for listener in running.listeners:
+            listener.close()
+        began = time.monotonic()
+        with pytest.raises(ServiceEndedError, match="has come to its last step, 1"):
+            ps.pull()
+        assert time.monotonic() - began < 10
 
 
 def test_a_push_in_the_background_does_not_fail_in_silence() -> None:

@@ -21,6 +21,21 @@ def test_parts_are_taken_once() -> None:
         parts.take([PushId("a", 1)])
 
 
+def test_parts_that_are_left_out_are_forgotten_with_those_that_are_taken() -> None:
+    """To look at a part forgets nothing."""
+    parts: StagedParts[str] = StagedParts()
+    for client in "abc":
+        parts.put(PushId(client, 1), client.upper())
+    assert [parts.part(PushId(client, 1)) for client in "aab"] == ["A", "A", "B"]
+    with pytest.raises(ServiceError, match="1 of 2 parts"):
+        parts.take([PushId("a", 1)], [PushId("d", 1)])
+    assert parts.take([PushId("b", 1)], [PushId("a", 1)]) == ["B"]
+    assert parts.part(PushId("c", 1)) == "C"
+    for client in "ab":
+        with pytest.raises(ServiceError, match="push 1: a part of it is not here"):
+            parts.part(PushId(client, 1))
+
+
 def test_a_later_push_replaces_an_earlier_one() -> None:
     """The earlier one came too late for its update, or was never decided."""
     parts: StagedParts[str] = StagedParts()

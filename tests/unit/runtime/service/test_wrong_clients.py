@@ -1,6 +1,8 @@
 """Clients that break the protocol: only they get an error, and no server begins again."""
 
 import json
+import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from support.service import FIRST, ONES, Running, service
 
+from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connection import Connection, Identity
 from tfps.client.message import Array
@@ -117,3 +120,124 @@ def test_first_values_that_were_not_announced() -> None:
         waiting.join(20)
         assert ps.push(ONES) == 1
         assert set(ps.pull()) == set(FIRST)
+
+
+def test_a_push_while_the_one_before_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an interruption: its request to keep a part takes none away from the update that is being made."""
+    with service(2) as running, running.client() as ps:
+        ps.init(FIRST)
+        generation, held = running.first.now.generation, threading.Event()
+        request = Connection.request
+
+        def late(self: Connection, method: str, *args: Any, **said: str) -> Any:
+            if method == "apply" and not held.is_set():
+                assert held.wait(20)  # until the next push has let the other server keep its part
+            answer = request(self, method, *args, **said)
+            if method == "hold" and json.loads(said["push"])[1] == 2:
+                held.set()
+            return answer
+
+        monkeypatch.setattr(Connection, "request", late)
+
+        def push(number: int) -> Any:
+            first, one = _connections(running, "interrupted")
+            parts = _parts(ps, ONES)
+            one.request("stage", parts[1], push=str(number))
+            said = {"push": str(number), "servers": json.dumps({"1": generation}), "generation": generation}
+            answer = first.request("push", parts[0], step="0", **said).metadata
+            first.close()
+            one.close()
+            return answer["applied"]
+
+        with ThreadPoolExecutor() as pool:
+            pushes = [pool.submit(push, 1)]
+            while not running.first._sequencer.under_way("interrupted"):
+                time.sleep(0.01)
+            pushes.append(pool.submit(push, 2))
+            assert [each.result(30) for each in pushes] == ["1", "1"]
+        monkeypatch.undo()
+        assert held.is_set()
+        _is_as_before(running, ps, generation, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint64, np.float32])
+def test_ids_of_another_dtype(dtype: Any) -> None:
+    """Are refused before anything begins again, in a push and in a pull."""
+    with service() as running, running.client() as ps:
+        ps.init(FIRST)
+        ps.push(ONES)
+        generation = running.first.now.generation
+        [first] = _connections(running, "wrong")
+        rows = {"i/w": np.array([1], dtype), "r/w": np.ones([1, 3], np.float32)}
+        with pytest.raises(ServiceError, match=r"w: expected ids as int64 \[n\], given"):
+            first.request("push", rows, push="1", servers="{}", generation=generation, step="1")
+        with pytest.raises(ServiceError, match="pull_rows takes ids: int64"):
+            first.request("pull_rows", {"ids": np.array([1], dtype)}, name="w")
+        first.close()
+        _is_as_before(running, ps, generation, 1)
+
+
+def test_more_rows_than_there_can_be() -> None:
+    """Are refused before they are made, and nobody waits."""
+    with service() as running, running.client() as ps:
+        ps.init({"wide": np.zeros([2, 100_000], np.float32)})
+        assert ps.pull_rows("wide", [0] * 30).shape == (30, 100_000)
+        with pytest.raises(ServiceError, match="wide: 40,000,000,000 bytes of rows are too many at a time"):
+            ps.pull_rows("wide", np.zeros(100_000, np.int64))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfff"])
+def test_a_name_that_is_no_text(name: str) -> None:
+    """Could never be saved: client and server refuse it."""
+    with service() as running, running.client() as ps:
+        [first] = _connections(running, "wrong")
+        with pytest.raises(ServiceError, match="it is no Unicode text"):
+            first.request("begin_init", specs=json.dumps({name: ["float32", [1]]}))
+        first.close()
+        with pytest.raises(ServiceError, match="it is no Unicode text"):
+            ps.init({name: np.zeros(1)})
+
+
+def _hello(**said: str) -> dict[str, str]:
+    known = {"method": "hello", "protocol": "1", "client": "x", "worker": "0", "token": "", "release": "test"}
+    return {"__metadata__": {**known, **said}}  # type: ignore[dict-item]
+
+
+def _answer_to(running: Running, content: bytes) -> dict[str, str] | None:
+    """Return what the first server answers to a header; ``None`` if it closes the connection."""
+    host, port = running.addresses[0].split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
+        raw.sendall(struct.pack("<Q", len(content)) + content)
+        try:
+            answer = messages.receive(raw)
+        except OSError:
+            return None
+    return dict(answer.metadata) if answer else None
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"token": "\ud800"}, "the token is wrong"),
+        ({"worker": "9" * 5000}, "the index of a worker"),
+        ({"worker": "\u0663"}, "the index of a worker"),
+        ({"client": "ps/0"}, "cannot have the name of the first server"),
+        ({"client": ""}, "a client has a name"),
+        ({"protocol": "7"}, "the client speaks protocol 7"),
+    ],
+)
+def test_a_hello_that_is_refused(said: dict[str, str], problem: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Gets an answer that says why, and the log no traceback."""
+    with service() as running, running.client() as ps:
+        answer = _answer_to(running, json.dumps(_hello(**said)).encode())
+        assert answer
+        assert problem in answer["message"]
+        assert "Traceback" not in caplog.text
+        ps.init(FIRST)
+
+
+def test_a_hello_is_small() -> None:
+    """Who has not said the token gets no memory for a large one."""
+    with service() as running, running.client() as ps:
+        assert _answer_to(running, json.dumps(_hello(release="x" * 100_000)).encode()) is None
+        ps.init(FIRST)

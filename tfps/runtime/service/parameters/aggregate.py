@@ -42,13 +42,13 @@ def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Seque
         aggregate: How they are combined.
         shape: The shape of the parameter.
     """
-    if aggregate not in ("mean", "sum"):
+    if aggregate in _ROBUST:
         dense = [_dense(one, shape) for one in given]
         dense += [np.zeros_like(dense[0])] * (count - len(given))
         return aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(dense)))
     if count == 1:
         return _tensor(given[0], shape)
-    divisor = count if aggregate == "mean" else 1
+    divisor = 1 if aggregate == "sum" else count
     rows = [one for one in given if isinstance(one, Rows)]
     if len(rows) < len(given):
         return _shared(_sum([_dense(one, shape) for one in given], divisor))

@@ -35,12 +35,16 @@ class Store:
         optimizer: A name of ``tfps.optimizers``.
         learning_rate: Its learning rate.
         aggregate: How the gradients of an update are combined: ``mean``, ``sum``, or another one of ``--aggregate``.
+
+    Attributes:
+        selects: Whether an update applies one push only, as Krum's does: ``update`` takes no more then.
     """
 
     def __init__(self, optimizer: str = "sgd", learning_rate: float = 0.01, aggregate: str = "mean") -> None:
         self._options: Mapping[str, Any] = {"optimizer": optimizer, "learning_rate": learning_rate}
         self._optimizer = make_optimizer(self._options, **_DEFAULTS)
         self._aggregate, self._lock = aggregate, threading.Lock()
+        self.selects = aggregate == "krum"
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
         self._specs: Mapping[str, TensorSpec] = {}

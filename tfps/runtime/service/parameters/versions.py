@@ -44,6 +44,11 @@ class Version:
     step: int = 0
 
 
+def version_in(metadata: Mapping[str, str]) -> Version:
+    """Return the version that a request names."""
+    return Version(metadata["generation"], int(metadata["step"]))
+
+
 class Checkpoint(Protocol):
     """A checkpoint, as the first server reads it.
 

@@ -1,0 +1,61 @@
+"""Waiting for bytes with a limit."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tfps.client.attentive import Attentive, Hurried
+
+
+def test_who_waits_asks_now_and_then() -> None:
+    """Bytes that come later are received; the check is made only while nothing comes."""
+    checks: list[float] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        source, buffer = Attentive(ours, 0.1, lambda: checks.append(time.monotonic())), memoryview(bytearray(4))
+        theirs.sendall(b"ab")
+        assert source.recv_into(buffer) == 2
+        assert not checks
+        threading.Timer(0.5, theirs.sendall, [b"c"]).start()
+        assert source.recv_into(buffer) == 1
+        assert 2 <= len(checks) <= 5
+        assert ours.gettimeout() is None
+        theirs.close()
+        assert source.recv_into(buffer) == 0
+
+
+def test_what_the_check_raises_ends_the_wait() -> None:
+    """And the socket is as before."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def check() -> None:
+            raise ConnectionRefusedError("frozen")
+
+        with pytest.raises(ConnectionRefusedError, match="frozen"):
+            Attentive(ours, 0.1, check).recv_into(memoryview(bytearray(4)))
+        assert ours.gettimeout() is None
+
+
+def test_a_byte_now_and_then_is_not_enough() -> None:
+    """The time is that of all that is received."""
+    ours, theirs = socket.socketpair()
+    over = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not over.wait(0.1):
+                theirs.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with ours, theirs:
+        source, began = Hurried(ours, 0.6), time.monotonic()
+        with pytest.raises(TimeoutError):
+            list(iter(lambda: source.recv_into(memoryview(bytearray(1))), 0))
+        assert 0.5 < time.monotonic() - began < 5
+        over.set()
+        thread.join()
