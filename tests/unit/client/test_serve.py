@@ -68,6 +68,41 @@ with tfps.serve(model_dir={str(tmp_path / "job")!r}) as address:
     wait_gone([int(child) for child in children], 30 * PATIENCE)
 
 
+def test_a_service_without_a_block(tmp_path: Path) -> None:
+    """As in a notebook."""
+    service = tfps.serve(model_dir=tmp_path / "job", learning_rate=1)
+    assert repr(service) == f"<tfps service at {service.address}>"
+    with tfps.connect(service.address) as ps:
+        ps.init({"w": np.zeros(2, np.float32)})
+        ps.push({"w": np.ones(2, np.float32)})
+    service.close()
+    service.close()
+    np.testing.assert_array_equal(load_variable(tmp_path / "job", "w"), [-1, -1])
+
+
+def test_a_forked_child_does_not_keep_the_service(tmp_path: Path) -> None:
+    """It ends with the program that has started it."""
+    program = f"""
+import os, time, tfps
+service = tfps.serve(model_dir={str(tmp_path / "job")!r})
+children = open(f"/proc/self/task/{{os.getpid()}}/children").read().split()
+if child := os.fork():
+    print(child, *children, flush=True)
+time.sleep(600)
+"""
+    given = {"stdout": subprocess.PIPE, "text": True, "env": environment()}
+    with subprocess.Popen([sys.executable, "-c", program], **given) as process:  # type: ignore[call-overload]
+        try:
+            child, *servers = map(int, process.stdout.readline().split())
+            assert servers
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+        try:
+            wait_gone(servers, 30 * PATIENCE)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_a_model_is_measured_with_what_a_service_has_saved(tmp_path: Path) -> None:
     """The loss of ``linear`` is that of the pushed parameters; without a model it is said that a service has none."""
     saved = f"--model_dir={tmp_path / 'job'}"

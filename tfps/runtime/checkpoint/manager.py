@@ -20,7 +20,7 @@ from tfps.runtime.checkpoint import finder, publish
 from tfps.runtime.checkpoint.directory import list_checkpoints, step_in
 from tfps.runtime.checkpoint.manifest import MANIFEST, file_of, index_hash, partial_updates, problem
 from tfps.runtime.checkpoint.ownership import Ownership
-from tfps.runtime.checkpoint.restore import message_of, restore_or_damage
+from tfps.runtime.checkpoint.restore import check_is_of_job, message_of, restore_or_damage
 from tfps.runtime.checkpoint.sharded_saver import LOST, SaveResult, ShardedSaver
 from tfps.runtime.graph.passes.snapshot import Snapshot
 from tfps.storage import CHECKPOINT_NAME, JobDirectory
@@ -137,7 +137,10 @@ class CheckpointManager:
 
     def _restored(self, session: Session, path: str) -> str | None:
         if isinstance(self._savers, ShardedSaver):
-            return restore_or_damage(session, path, self._savers)
+            why = restore_or_damage(session, path, self._savers)
+            if why is None:
+                check_is_of_job(path)
+            return why
         return self._savers.restored(session, path)
 
     @property

@@ -21,6 +21,8 @@ from tfps.storage import temporary_directory
 from tfps.text import brief, show
 from tfps.tf_types import Graph, Session
 
+OF_SERVICE = "tfps/service"
+"""What the checkpoints of a parameter service have beside the values."""
 _SHOWN = 3  # differences that an error names
 _UNREADABLE = (tf.errors.OpError, ValueError, IndexError)  # IndexError: a file that was cut short
 
@@ -117,6 +119,20 @@ def restore_or_damage(session: Session, path: str, saver: Restorer) -> str | Non
             "Give the flags it was trained with, or another --model_dir."
         )
     return None
+
+
+def check_is_of_job(path: str) -> None:
+    """Check that a checkpoint is one of a training job, to go on from: a service could not go on from the next one.
+
+    Raises:
+        CheckpointError: If a parameter service has saved it.
+        tf.errors.OpError: If it is damaged.
+    """
+    with _no_pattern(path) as plain:
+        if tf.train.load_checkpoint(plain).has_tensor(OF_SERVICE):
+            raise CheckpointError(
+                f"checkpoint {path} is one of a parameter service, and not of a training job: give another --model_dir."
+            )
 
 
 def shapes_in(path: str) -> Mapping[str, Sequence[int]]:

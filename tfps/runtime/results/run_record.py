@@ -61,7 +61,7 @@ def changes(config: JobConfig, cluster: Cluster) -> Sequence[str]:
     now = _flags(config, cluster)
     names = [name for name, option in OPTIONS.items() if option.group in _OF_TRAINING and name not in _NOT_COMPARED]
     changed = [name for name in names if name in before and before[name] != now[name]]
-    files = before.get("model_sha256"), files_of(config.model)["model"]
+    files = before.get("model_sha256"), None if config.serve else files_of(config.model)["model"]
     edited = "model" not in changed and all(files) and files[0] != files[1]
     flags_changed = [f"--{name}={_shown(now[name])} (was {_shown(before[name])})" for name in changed]
     return [*(["an edited --model file"] if edited else []), *flags_changed]

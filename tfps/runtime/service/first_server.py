@@ -17,6 +17,7 @@ from tfps.client.message import Array, Message, TensorSpec
 from tfps.client.servers import DENSE
 from tfps.errors import NotReadyError, TfpsError
 from tfps.modes.sync import krum
+from tfps.runtime.checkpoint.restore import OF_SERVICE
 from tfps.runtime.service.followers import Followers
 from tfps.runtime.service.gradients import part_of, push_id
 from tfps.runtime.service.parameters.store import Store
@@ -28,7 +29,7 @@ from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import Session
 from tfps.runtime.service.staged import StagedParts
 
-RESERVED = ABOUT, STEP = "tfps/service", "global_step"
+RESERVED = ABOUT, STEP = OF_SERVICE, "global_step"
 """The names of what a checkpoint has beside parameters and the optimizer's variables."""
 _LONGEST_WAIT_SECS = 3600.0
 

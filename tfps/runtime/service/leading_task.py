@@ -109,6 +109,8 @@ class LeadingTask:
             log.warning("a server was lost, and there is no checkpoint: clients have to give first values again.")
         self._server.restart(self._saver.found)
         step = self._server.now.step
+        if found and not self._has_saved_first and (changed := run_record.changes(self._config, self._cluster)):
+            log.info("resuming with %s", ", ".join(changed))
         log.info("resumed from %s", found) if found else log.info("no checkpoint: clients give the first values")
         if not self._has_saved_first:
             self._resumed_from, self._reported = found, step

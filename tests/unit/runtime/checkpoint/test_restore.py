@@ -135,3 +135,14 @@ def test_only_what_was_trained_is_called_lost(
         restore.report_no_checkpoint("/m")
     assert caplog.messages[0] == "no checkpoint in /m: training begins at step 0"
     assert ["are lost" in line for line in caplog.messages[1:]] == [True] * warnings
+
+
+def test_a_checkpoint_of_a_service_is_refused(tmp_path: Path) -> None:
+    """Also if its variables are those of the model: a service could not go on from the job's next checkpoint."""
+    prefix = str(tmp_path / "model.ckpt-7")
+    with tf.Graph().as_default(), tf.Session() as session:
+        values = [tf.ones([4]), tf.constant(7, tf.int64), tf.constant("{}")]
+        names = ["weight", "global_step", "tfps/service"]
+        session.run(tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * 3, tensors=values))
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-7 is one of a parameter service.*another --model_dir"):
+        Training(tmp_path).resume()
