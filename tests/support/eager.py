@@ -12,6 +12,7 @@ def eager_execution() -> Iterator[None]:
     """Execute eagerly in this thread, and in those that are started meanwhile."""
     from tensorflow.python.eager import context  # noqa: PLC0415  most tests do without TensorFlow
 
+    context.context().executing_eagerly()  # what this thread has by itself is decided now, and not below
     switches = context._ContextSwitchStack(eager=True)  # by which a function knows what is around it
     with (
         mock.patch.object(context, "default_execution_mode", context.EAGER_MODE),

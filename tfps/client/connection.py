@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
-from tfps.client.attentive import Attentive
 from tfps.client.buffers import Buffers
 from tfps.client.message import Array, Message
+from tfps.client.sources import Attentive, Buffered, Source
 from tfps.cluster.addresses import split
 from tfps.errors import (
     ClusterFormError,
@@ -85,6 +85,7 @@ class Connection:
         self._start_timeout_secs, self._retry_secs = start_timeout_secs, retry_secs
         self._lock, self._is_closed = threading.Lock(), False
         self._socket: socket.socket | None = None
+        self._source: Source | None = None
         self._buffers = Buffers()
         self.server: Mapping[str, str] = {}
 
@@ -164,7 +165,8 @@ class Connection:
             messages.send(connection, message)
         except OSError as error:
             return _last_answer(connection, error)
-        return _received(Attentive(connection, TCP_TIMEOUT_SECS, self._check_alive), self._buffers.take)
+        assert self._source
+        return _received(self._source, self._buffers.take)
 
     def _check_alive(self) -> None:
         """Check that the server still answers, on another connection: a frozen one acknowledges, and nothing more.
@@ -177,6 +179,7 @@ class Connection:
 
     def _open(self) -> socket.socket:
         self._socket, self.server = self._greeted()
+        self._source = Buffered(Attentive(self._socket, TCP_TIMEOUT_SECS, self._check_alive))
         return self._socket
 
     def _greeted(self) -> tuple[socket.socket, Mapping[str, str]]:
@@ -262,7 +265,7 @@ def _last_answer(connection: socket.socket, error: OSError) -> Message:
     raise error
 
 
-def _received(source: messages.Source, take: messages.Take) -> Message:
+def _received(source: Source, take: messages.Take) -> Message:
     answer = messages.receive(source, take=take)
     if answer is None:
         raise ConnectionResetError("the connection was closed")

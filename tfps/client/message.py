@@ -19,22 +19,14 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from tfps.client.sources import Source
 from tfps.errors import ProtocolError
 
 Array = np.ndarray[Any, np.dtype[Any]]  # as in numpy.typing, which is slow to import
-
-
-class Source(Protocol):
-    """What messages are received from: a socket, or what looks like one."""
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Receive some bytes; return how many, 0 at the end."""
-
-
 Take = Callable[[int], Array]
 """Returns memory of so many bytes, uint8 [n]."""
 DTYPES: Mapping[str, str] = {

@@ -55,7 +55,9 @@ def buffers_in(tensors: Collection[str]) -> list[str]:
 
 def announced(tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return what is announced of dense arrays and buffers, by the names of their parameters."""
-    return arrays_in({name: replace(spec, is_buffer=name.startswith(BUFFER)) for name, spec in tensors.items()})
+    return arrays_in(
+        {name: replace(spec, is_buffer=True) if name.startswith(BUFFER) else spec for name, spec in tensors.items()}
+    )
 
 
 def named(values: Mapping[str, Array], specs: Mapping[str, TensorSpec]) -> dict[str, Array]:

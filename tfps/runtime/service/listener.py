@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 
 from tfps.client import message as messages
-from tfps.client.attentive import Hurried
 from tfps.client.buffers import Buffers
 from tfps.client.connection import LEAVE, PROTOCOL, prepare
 from tfps.client.message import Message
+from tfps.client.sources import Buffered, Hurried, Source
 from tfps.errors import ProtocolError, ServiceError, TfpsError
 from tfps.runtime.service.server import Server
 from tfps.runtime.service.session import FIRST_SERVER, Session
@@ -152,25 +152,26 @@ class Listener:
 
     def _talk(self, connection: socket.socket, session: Session) -> None:
         self._server.joined(session)
+        source = Buffered(connection)
         try:
-            while (header := messages.receive_header(connection)) is not None:
+            while (header := messages.receive_header(source)) is not None:
                 if header.metadata.get("method") == LEAVE:
                     session.has_left = True
                     return
-                messages.send(connection, self._answer(connection, header, session))
+                messages.send(connection, self._answer(connection, source, header, session))
         finally:
             self._server.left(session)
 
-    def _answer(self, connection: socket.socket, header: messages.Header, session: Session) -> Message:
+    def _answer(self, connection: socket.socket, source: Source, header: messages.Header, session: Session) -> Message:
         try:
             self._server.accept(header, session)
         except TfpsError as error:
             if header.num_bytes > _SKIPPED_BYTES:
                 messages.send(connection, _refusal(error))
                 raise ProtocolError(f"{header.num_bytes:,} bytes were announced and refused") from None
-            messages.skip_tensors(connection, header)
+            messages.skip_tensors(source, header)
             return _refusal(error)
-        request = Message(header.metadata, messages.receive_tensors(connection, header, self._buffers.take))
+        request = Message(header.metadata, messages.receive_tensors(source, header, self._buffers.take))
         try:
             return self._server.answer(request, session)
         except TfpsError as error:

@@ -5,7 +5,6 @@ The sum is that of the pushes in their order, which is that of the workers, what
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,7 +12,6 @@ import tensorflow.compat.v1 as tf
 from tfps.client.message import Array
 from tfps.client.rows import Rows
 from tfps.modes.sync import aggregation
-from tfps.tf_types import Tensor
 
 _ROBUST = ("median", "trimmed_mean")
 
@@ -33,7 +31,7 @@ Gradient = Array | Rows
 Change = Gradient | BufferValue
 
 
-def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Sequence[int]) -> Tensor | tf.IndexedSlices:
+def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Sequence[int]) -> Gradient:
     """Return the gradient of an update.
 
     Args:
@@ -45,16 +43,16 @@ def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Seque
     if aggregate in _ROBUST:
         dense = [_dense(one, shape) for one in given]
         dense += [np.zeros_like(dense[0])] * (count - len(given))
-        return aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(dense)))
+        return _robust(dense, aggregate)
     if count == 1:
-        return _tensor(given[0], shape)
+        return given[0]
     divisor = 1 if aggregate == "sum" else count
     rows = [one for one in given if isinstance(one, Rows)]
     if len(rows) < len(given):
-        return _shared(_sum([_dense(one, shape) for one in given], divisor))
+        return _sum([_dense(one, shape) for one in given], divisor)
     values = np.concatenate([one.values for one in rows])
     values = values / values.dtype.type(divisor) if divisor > 1 else values
-    return _tensor(Rows(np.concatenate([one.ids for one in rows]), values), shape)
+    return Rows(np.concatenate([one.ids for one in rows]), values)
 
 
 def combined_buffer(given: Sequence[BufferValue], aggregate: str) -> Array:
@@ -66,8 +64,7 @@ def combined_buffer(given: Sequence[BufferValue], aggregate: str) -> Array:
     if len(values) == 1 or values[0].dtype.kind != "f":
         return values[0]
     if aggregate in _ROBUST:
-        robust: Array = aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(values))).numpy()
-        return robust
+        return _robust(values, aggregate)
     return _sum(values, len(values))
 
 
@@ -75,6 +72,11 @@ def is_finite(array: Array) -> bool:
     """Return whether no number is NaN or Inf: such a sum has none, and only one that overflows needs a second look."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _robust(arrays: Sequence[Array], aggregate: str) -> Array:
+    found: Array = aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(arrays))).numpy()
+    return found
 
 
 def _sum(arrays: Sequence[Array], divisor: int) -> Array:
@@ -96,14 +98,3 @@ def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:
     found = np.zeros(shape, gradient.values.dtype)
     np.add.at(found, gradient.ids, gradient.values)
     return found
-
-
-def _tensor(gradient: Gradient, shape: Sequence[int]) -> Any:
-    if isinstance(gradient, Rows):
-        return tf.IndexedSlices(_shared(gradient.values), _shared(gradient.ids), tf.constant(shape, tf.int64))
-    return _shared(gradient)
-
-
-def _shared(array: Array) -> Any:
-    """Return an array as a tensor: with the same memory if TensorFlow can use that; ``tf.constant`` never does."""
-    return tf.raw_ops.Identity(input=array)

@@ -1,8 +1,45 @@
-"""Waiting for bytes with a limit: a socket that asks now and then whether to go on."""
+"""What messages are received from: sockets with limits, and with fewer calls of the system."""
 
 import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+_LARGE = 64 << 10  # bytes that are received into their place, without a copy
+
+
+class Source(Protocol):
+    """What messages are received from: a socket, or what looks like one."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes; return how many, 0 at the end."""
+
+
+class Buffered:
+    """What ``message`` receives from, for a connection with small messages: one call of the system for each.
+
+    Args:
+        source: What it receives from.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._memory = source, memoryview(bytearray(_LARGE))
+        self._begin = self._end = 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; return how many, 0 at the end of the connection.
+
+        Raises:
+            OSError: If the connection fails.
+        """
+        if self._begin == self._end:
+            if len(buffer) >= _LARGE:
+                return self._source.recv_into(buffer)
+            self._begin, self._end = 0, self._source.recv_into(self._memory)
+        count = min(len(buffer), self._end - self._begin)
+        buffer[:count] = self._memory[self._begin : self._begin + count]
+        self._begin += count
+        return count
 
 
 class Attentive:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tfps.client.attentive import Attentive, Hurried
+from tfps.client.sources import Attentive, Buffered, Hurried
 
 
 def test_who_waits_asks_now_and_then() -> None:
@@ -58,4 +58,31 @@ def test_a_byte_now_and_then_is_not_enough() -> None:
             list(iter(lambda: source.recv_into(memoryview(bytearray(1))), 0))
         assert 0.5 < time.monotonic() - began < 5
         over.set()
+        thread.join()
+
+
+def test_small_messages_need_one_call() -> None:
+    """What comes together is received together; large parts go to their place; nothing is lost between."""
+    ours, theirs = socket.socketpair()
+    sizes: list[int] = []
+
+    class Counted:
+        def recv_into(self, buffer: memoryview) -> int:
+            sizes.append(len(buffer))
+            return ours.recv_into(buffer)
+
+    with ours, theirs:
+        content = bytes(range(256)) * 1024
+        thread = threading.Thread(target=theirs.sendall, args=(content,))
+        thread.start()
+        source, found = Buffered(Counted()), bytearray()
+        for size in (8, 100, 3, 70_000, 1, 100_000, 5):
+            part, done = memoryview(bytearray(size)), 0
+            while done < size:
+                done += source.recv_into(part[done:])
+            found += part
+        assert bytes(found) == content[: len(found)]
+        assert len(sizes) < 20
+        assert max(sizes) > 1 << 16
+        ours.shutdown(socket.SHUT_RD)
         thread.join()
