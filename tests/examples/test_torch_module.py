@@ -303,7 +303,7 @@ def test_a_model_that_is_another_one_is_not_changed() -> None:
     with service() as running, running.client() as ps:
         ps.init_module(nn.Linear(3, 1))
         for other, problem in (
-            (nn.Linear(3, 4), r"weight: expected \[4, 3\], given \[1, 3\]"),
+            (nn.Linear(3, 4), r"weight: the service has \[1, 3\], the module \[4, 3\]"),
             (nn.Sequential(nn.Linear(3, 1)), "0.weight is no parameter of the service"),
         ):
             before = copy.deepcopy(arrays(other))

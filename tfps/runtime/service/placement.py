@@ -211,8 +211,8 @@ def check_names(specs: Mapping[str, TensorSpec], slots: Collection[str], reserve
         if not name or name in reserved or any(owner in specs for owner in owners):
             raise ServiceError(f"{show(name)} is no name for a parameter: the checkpoint has it for something else.")
         if spec.dtype.kind != "f" and not spec.is_buffer:
-            advice = "float16, float32 or float64, as it is trained; give anything else as a buffer"
-            raise ServiceError(f"{show(name)}: expected {advice}; given {spec}.")
+            expected = "expected float16, float32 or float64"
+            raise ServiceError(f"{show(name)}: {expected}, given {spec}. Give what is not trained as a buffer.")
 
 
 def specs_as_text(specs: Mapping[str, TensorSpec]) -> str:

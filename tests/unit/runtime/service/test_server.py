@@ -559,10 +559,7 @@ def test_an_update_that_fails_lets_the_service_begin_again(num_ps: int) -> None:
         ({"tfps/service": 0.0}, "tfps/service is no name for a parameter"),
         ({"beta1_power": 0.0}, "beta1_power is no name for a parameter"),
         ({"w": 0.0, "w/Adam_1": 0.0}, "w/Adam_1 is no name for a parameter"),
-        (
-            {"w": np.zeros(2, np.int32)},
-            r"w: expected float16, float32 or float64, as it is trained; .*; given int32\[2\]",
-        ),
+        ({"w": np.zeros(2, np.int32)}, r"w: expected float16, float32 or float64, given int32\[2\]"),
         ({"w": np.zeros(2, np.complex64)}, "complex64"),
         ({}, "there is no parameter"),
     ],
