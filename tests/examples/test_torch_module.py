@@ -331,3 +331,19 @@ except Exception as error:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "ServiceError False\n"
+
+
+def test_what_has_no_values_yet_or_another_dtype_gets_none() -> None:
+    """Each by its name, and nothing of the module is changed; only floating-point numbers are rounded."""
+    with service() as running, running.client() as ps:
+        ps.init({"weight": np.ones([2, 2], np.float32), "bias": np.ones(2, np.float32)}, {"ids": np.int64([2**40, -5])})
+        for other in (nn.LazyLinear(2), nn.Linear(2, 2, device="meta")):
+            with pytest.raises(ServiceError, match="weight: the module has no values yet"):
+                ps.pull_into(other)
+        model = nn.Linear(2, 2)
+        before = model.weight.detach().clone()
+        model.register_buffer("ids", torch.zeros(2, dtype=torch.int32))
+        with pytest.raises(ServiceError, match=r"ids: the service has int64, the module torch\.int32"):
+            ps.pull_into(model)
+        assert torch.equal(model.weight, before)
+        assert (ps.pull_into(nn.Linear(2, 2).half()).weight == 1).all()

@@ -27,8 +27,11 @@ def as_array(name: str, value: Any, dtype: "np.dtype[Any] | None" = None) -> Arr
     try:
         array: Array = np.asarray(value)
         if not is_array and dtype is not None and array.dtype.kind in "iuf":
+            given = array
             with np.errstate(all="ignore"):  # what becomes Inf is refused by name
-                array = array.astype(dtype)
+                array = given.astype(dtype)
+            if dtype.kind in "iub" and not np.array_equal(array, given):
+                raise ValueError(f"a number is none of {dtype.name}")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ServiceError(f"{show(str(name))}: this is no array: {one_line(str(error))}") from None
     return array.astype(array.dtype.newbyteorder("="), copy=False)

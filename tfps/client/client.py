@@ -102,7 +102,7 @@ class Client:
         copies = {name: array.copy() for name, array in self._named(gradients, buffers).items()}
         self._check_background()
         self._background.append(future := PushFuture())
-        self._order.submit(future.run, self._push, copies, self._servers.progress.seen)
+        future.follow(self._order.submit(future.run, self._push, copies, self._servers.progress.seen))
         return future
 
     def push_pull(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> dict[str, Array]:

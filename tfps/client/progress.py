@@ -19,27 +19,30 @@ class Progress:
     def __init__(self) -> None:
         self.seen: Seen = {"generation": "", "step": "0"}
         self.dropped = 0
-        self._newest, self._dropped_at = ("", 0), ""
+        self._newest = "", 0
+        self._last_dropped: Seen | None = None
 
     def read(self, answer: Message) -> None:
         """Note that parameters were read."""
         self.seen = {name: answer.metadata[name] for name in ("generation", "step")}
         self._note(answer)
 
-    def pushed(self, answer: Message, step: str) -> None:
+    def pushed(self, answer: Message, computed: Seen) -> None:
         """Note what has become of a push.
 
         Args:
             answer: The answer to it.
-            step: The step of the parameters that its gradients were computed with.
+            computed: Of which moment the parameters are that its gradients were computed with.
         """
         self._note(answer)
         if int(answer.metadata["applied"]):
+            self._last_dropped = None
             return
         self.dropped += 1
-        if step == self._dropped_at:
-            _warn(f"a push was dropped, as the one before: both are of step {step}. Pull before each push.")
-        self._dropped_at = step
+        if computed == self._last_dropped:
+            both = f"both are of step {computed['step']}"
+            _warn(f"a push was dropped, as the one before: {both}. Pull before each push.")
+        self._last_dropped = computed
 
     def _note(self, answer: Message) -> None:
         """Say so if updates are lost that an earlier answer had."""

@@ -32,6 +32,14 @@ class PushFuture(Future[int]):
             except BaseException as error:
                 self.set_exception(error)
 
+    def follow(self, call: "Future[None]") -> None:
+        """End as cancelled if the call of ``run`` is cancelled before it has begun."""
+        call.add_done_callback(lambda ended: self._cancel() if ended.cancelled() else None)
+
+    def _cancel(self) -> None:
+        self.cancel()
+        self.set_running_or_notify_cancel()
+
     def check(self) -> None:
         """Check that the push has not failed without anybody having asked.
 

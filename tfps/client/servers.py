@@ -193,7 +193,7 @@ class Servers:
         }
         generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
         answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
-        self.progress.pushed(answer, said["step"])
+        self.progress.pushed(answer, {name: said[name] for name in ("generation", "step")})
         return answer
 
     def step(self) -> int:

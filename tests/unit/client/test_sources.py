@@ -61,28 +61,38 @@ def test_a_byte_now_and_then_is_not_enough() -> None:
         thread.join()
 
 
+class Scripted:
+    """A connection on which so many bytes arrive at a time; keeps how many were asked for."""
+
+    def __init__(self, content: bytes, *arrivals: int) -> None:
+        self._content, self._arrivals, self.asked = memoryview(content), list(arrivals), list[int]()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Return the next ones, or fewer if there is no more room."""
+        self.asked.append(len(buffer))
+        count = min(len(buffer), self._arrivals.pop(0) if self._arrivals else 0)
+        buffer[:count], self._content = self._content[:count], self._content[count:]
+        return count
+
+
 def test_small_messages_need_one_call() -> None:
     """What comes together is received together; large parts go to their place; nothing is lost between."""
-    ours, theirs = socket.socketpair()
-    sizes: list[int] = []
+    content = bytes(range(256)) * 1024
+    connection = Scripted(content, 500, 90_000, 20_000, 7)
+    source, found = Buffered(connection), bytearray()
 
-    class Counted:
-        def recv_into(self, buffer: memoryview) -> int:
-            sizes.append(len(buffer))
-            return ours.recv_into(buffer)
+    def take(size: int) -> None:
+        part, done = memoryview(bytearray(size)), 0
+        while done < size and (count := source.recv_into(part[done:])):
+            done += count
+        found.extend(part[:done])
 
-    with ours, theirs:
-        content = bytes(range(256)) * 1024
-        thread = threading.Thread(target=theirs.sendall, args=(content,))
-        thread.start()
-        source, found = Buffered(Counted()), bytearray()
-        for size in (8, 100, 3, 70_000, 1, 100_000, 5):
-            part, done = memoryview(bytearray(size)), 0
-            while done < size:
-                done += source.recv_into(part[done:])
-            found += part
-        assert bytes(found) == content[: len(found)]
-        assert len(sizes) < 20
-        assert max(sizes) > 1 << 16
-        ours.shutdown(socket.SHUT_RD)
-        thread.join()
+    for size in (8, 100, 392):
+        take(size)
+    assert connection.asked == [1 << 16]
+    take(100_000)
+    assert connection.asked == [1 << 16, 100_000, 1 << 16]  # the rest of the large part is a small one
+    take(10_007)
+    take(1)
+    assert bytes(found) == content[:110_507]
+    assert len(connection.asked) == 5

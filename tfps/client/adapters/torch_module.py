@@ -40,13 +40,29 @@ def assign(model: Any, values: Mapping[str, Array]) -> Any:
             raise ServiceError(f"{show(name)} is no parameter of the service.")
     own |= dict(_buffers(model))
     for name, one in own.items():
-        if name in values and values[name].shape != tuple(one.shape):
-            has = f"the service has {list(values[name].shape)}, the module {list(one.shape)}"
-            raise ServiceError(f"{show(name)}: {has}.")
+        if name in values:
+            _check_fits(name, values[name], one)
     with torch.no_grad():
         for name in own.keys() & values.keys():
             own[name].copy_(torch.from_numpy(np.require(values[name], requirements="W")))
     return model
+
+
+def _check_fits(name: str, value: Array, own: Any) -> None:
+    """Check that a tensor can have a value: floating-point numbers may be rounded, nothing else.
+
+    Raises:
+        ServiceError: If it cannot.
+    """
+    import torch  # noqa: PLC0415
+
+    if torch.nn.parameter.is_lazy(own) or own.is_meta:
+        raise ServiceError(f"{show(name)}: the module has no values yet: give it a first batch, or a device.")
+    if value.shape != tuple(own.shape):
+        raise ServiceError(f"{show(name)}: the service has {list(value.shape)}, the module {list(own.shape)}.")
+    dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
+    if dtype != own.dtype and not (dtype.is_floating_point and own.dtype.is_floating_point):
+        raise ServiceError(f"{show(name)}: the service has {value.dtype.name}, the module {own.dtype}.")
 
 
 def gradients(model: Any, gradients: Any) -> Mapping[str, Array | Rows]:

@@ -43,9 +43,9 @@ def median(stack: Tensor) -> Tensor:
 
 
 def trimmed_mean(stack: Tensor) -> Tensor:
-    """Return the elementwise mean of n gradients, [n, ...], without the smallest and the largest."""
+    """Return the elementwise mean of n gradients, [n, ...], without the smallest and the largest; of two, the mean."""
     count = _count(stack)
-    trimmed = max(1, tolerated(count))
+    trimmed = min(max(1, tolerated(count)), (count - 1) // 2)
     return tf.reduce_mean(tf.sort(stack, axis=0)[trimmed : count - trimmed], axis=0)
 
 

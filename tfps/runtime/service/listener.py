@@ -176,6 +176,8 @@ class Listener:
             return self._server.answer(request, session)
         except TfpsError as error:
             return _refusal(error)
+        except ConnectionError:  # the client is gone
+            raise
         except KeyError as error:
             return _refusal(ProtocolError(f"{request.metadata.get('method')}: {error} is missing."))
         except (ValueError, TypeError, AttributeError, IndexError) as error:

@@ -46,6 +46,7 @@ class Sequencer:
         self._decided = Decisions(state.decided)
         self._changed, self._making = threading.Condition(threading.RLock()), threading.Lock()
         self._waiting: dict[PushId, WaitingPush] = {}
+        self._stalled: set[int] = set()  # the workers that have waited too long in this update
         self._workers = LiveWorkers(rules.worker_timeout_secs, clock)
         self._failure: Exception | None = None
         self._generation = ""
@@ -85,6 +86,7 @@ class Sequencer:
             for one in self._waiting.values():
                 one.error = NotReadyError(RESTARTING)
             self._waiting.clear()
+            self._stalled.clear()
             self._workers.restart()
             self._changed.notify_all()
 
@@ -198,6 +200,7 @@ class Sequencer:
         for one in group:
             one.is_taken = True
         self._forming += 1
+        self._stalled.clear()
         for late in self._open():  # a second push of a worker: that of a function that was run again
             self._workers.drop(late.push.worker)
             self._decide(late, Outcome(self._forming, is_applied=False))
@@ -284,7 +287,8 @@ class Sequencer:
             advice = "A client that only reads counts, too: give it the index of one that pushes."
             raise ServiceError(f"the push is applied, but {named(behind)} too far behind for {secs}. {advice}")
         self._waiting.pop(waiting.push.id, None)
-        pushed = {one.push.worker for one in (*self._open(), waiting)}
+        self._stalled.add(waiting.push.worker)
+        pushed = {one.push.worker for one in self._open()} | self._stalled
         missing = [worker for worker in range(self._rules.num_workers) if worker not in pushed]
         advice = "Each client needs an index of its own (worker=, or TFPS_WORKER)."
         raise ServiceError(f"the push is not applied: {named(missing)} without a push for {secs}. {advice}")

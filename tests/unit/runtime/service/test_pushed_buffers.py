@@ -116,6 +116,11 @@ def test_a_checkpoint_has_them(tmp_path: Path) -> None:
         ({}, {"mean": np.full(5, np.nan, np.float32)}, "mean: the value has NaN; it is not applied"),
         ({}, {"meen": np.zeros(5, np.float32)}, "meen is no parameter. Did you mean mean?"),
         ({}, [1], "push: buffers: expected arrays by name"),
+        *(
+            ({}, {"count": wrong}, "count: this is no array: a number is none of int64")
+            for wrong in (1.7, np.inf, 2**63)
+        ),
+        ({}, {"mask": [5, 0]}, "mask: this is no array: a number is none of bool"),
     ],
 )
 def test_what_cannot_be_pushed(gradients: Any, buffers: Any, problem: str) -> None:

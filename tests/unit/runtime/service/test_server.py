@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -702,6 +702,12 @@ def test_pushes_without_a_pull_are_told_in_sync(caplog: pytest.LogCaptureFixture
             together(lambda: one.push(ONES), lambda: other.push(ONES))
         assert (one.dropped, other.dropped, one.step) == (2, 2, 1)
         assert "Pull before each push." in caplog.text
+        caplog.clear()
+        for _ in range(2):
+            one.pull(), other.pull()
+            together(lambda: one.push(ONES), lambda: other.push(ONES))
+        assert (one.dropped, other.dropped, one.step) == (2, 2, 3)
+        assert not caplog.text
 
 
 def test_the_end_is_told_after_the_servers_are_gone() -> None:
@@ -746,6 +752,46 @@ def test_a_push_in_the_background_does_not_fail_in_silence() -> None:
                 ps.push_async(wrong).result(60)
             assert isinstance(ps.push_async(wrong).exception(60), ServiceError)
             assert ps.push(ONES) == 1
+
+
+def test_pushes_that_have_not_begun_end_with_the_block() -> None:
+    """As cancelled, if an error has ended it: nobody waits for them."""
+    with service(rules=Rules("sync", 2)) as running:
+        futures: list[Any] = []
+
+        def fail(ps: Client) -> None:
+            with ps:
+                ps.init(FIRST)
+                futures.extend(ps.push_async(ONES) for _ in range(3))
+                while not running.first._sequencer._waiting:
+                    time.sleep(0.01)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail(running.client())
+        with pytest.raises(ServiceError, match="the client was closed"):
+            futures[0].result(20)
+        for future in futures[1:]:
+            with pytest.raises(CancelledError):
+                future.result(20)
+
+
+def test_a_client_that_goes_while_its_push_waits_is_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """In the log of the server; another one takes its place."""
+    caplog.set_level("INFO")
+    with service(rules=Rules("sync", 2)) as running, running.client(1) as other:
+        ps = running.client(0)
+        ps.init(FIRST)
+        future = ps.push_async(ONES)
+        while not running.first._sequencer._waiting:
+            time.sleep(0.01)
+        ps._servers.abort()
+        assert future.exception(20)
+        while "the client is gone" not in caplog.text:
+            time.sleep(0.01)
+        assert other.push(ONES) == 1
+        assert "Traceback" not in caplog.text
+        ps.close()
 
 
 def test_a_service_of_another_size_is_noticed() -> None:

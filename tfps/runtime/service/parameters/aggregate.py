@@ -75,8 +75,10 @@ def is_finite(array: Array) -> bool:
 
 
 def _robust(arrays: Sequence[Array], aggregate: str) -> Array:
-    found: Array = aggregation.ELEMENTWISE[aggregate](tf.constant(np.stack(arrays))).numpy()
-    return found
+    """Combine arrays in float64: their sum may be too large for their dtype where what comes of it is not."""
+    stack = np.stack(arrays)
+    found: Array = aggregation.ELEMENTWISE[aggregate](tf.constant(stack, tf.float64)).numpy()
+    return found.astype(stack.dtype)
 
 
 def _sum(arrays: Sequence[Array], divisor: int) -> Array:

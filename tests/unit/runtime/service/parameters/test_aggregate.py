@@ -34,6 +34,23 @@ def test_what_is_robust_for_gradients_is_so_for_buffers(aggregate: str) -> None:
     assert combined_buffer(values(1, 2, 3, 4, 1e30), aggregate) == 3
 
 
+def test_two_workers_are_too_few_to_trim() -> None:
+    """Then it is the mean, and not the mean of nothing."""
+    assert combined_buffer(values(1, 2), "trimmed_mean") == np.float32(1.5)
+
+
+@pytest.mark.parametrize("aggregate", ["median", "trimmed_mean", "mean"])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_what_is_equal_stays_what_it_is(aggregate: str, count: int, dtype: Any) -> None:
+    """Also if a sum of it is too large for the dtype."""
+    largest = np.finfo(dtype).max
+    assert combined_buffer(values(*[largest] * count, dtype=dtype), aggregate) == largest
+    found = combined([np.full(2, largest, dtype)] * count, count, aggregate, [2])
+    np.testing.assert_array_equal(np.asarray(found), np.full(2, largest, dtype))
+    assert np.asarray(found).dtype == dtype
+
+
 def test_a_mean_whose_sum_overflows() -> None:
     """Is what it should be."""
     assert combined_buffer(values(3e38, 3e38), "mean") == np.float32(3e38)
