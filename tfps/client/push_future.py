@@ -16,13 +16,17 @@ class PushFuture(Future[int]):
 
     def result(self, timeout: float | None = None) -> int:
         """Return the number of updates, as ``concurrent.futures.Future`` does."""
-        self._was_read = True
-        return super().result(timeout)
+        try:
+            return super().result(timeout)
+        finally:
+            self._was_read = self.done()  # and not after a timeout
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the push, ``None`` if there is none, as ``concurrent.futures.Future`` does."""
-        self._was_read = True
-        return super().exception(timeout)
+        try:
+            return super().exception(timeout)
+        finally:
+            self._was_read = self.done()
 
     def run(self, push: Callable[..., int], *args: Any) -> None:
         """Push, unless this was cancelled."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FuturesTimeoutError
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connect import connect
 from tfps.client.message import Message, TensorSpec
+from tfps.client.push_future import PushFuture
 from tfps.errors import ConfigError, PeerLostError, ProtocolError, ServiceEndedError, ServiceError
 from tfps.runtime.service.pushes import Rules
 
@@ -747,6 +749,12 @@ def test_a_push_in_the_background_does_not_fail_in_silence() -> None:
             ps.push_async(wrong)
         with pytest.raises(ZeroDivisionError), running.client() as ps:
             1 / int(ps.push_async(wrong).cancelled())
+        future = PushFuture()
+        with pytest.raises(FuturesTimeoutError):
+            future.result(0.01)
+        future.set_exception(ServiceError("later"))
+        with pytest.raises(ServiceError, match="background failed: later"):
+            future.check()
         with running.client() as ps:
             with pytest.raises(ServiceError, match="w: the gradient has NaN"):
                 ps.push_async(wrong).result(60)
