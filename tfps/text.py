@@ -25,7 +25,8 @@ _OTHER_NAMES = {  # of flags, platforms and modes, in other programs and in pape
     **dict.fromkeys(("d_psgd", "decentralized", "dpsgd"), "gossip"),
 }
 
-_INSTEAD = {  # of what has no single name here: the flag that a command must have, and what to do with it
+_INSTEAD = {  # of what has no single name here: the flag or command that there must be, and what to do with it
+    "serve": ("launch", "Give tfps launch --serve, or tfps run --serve for one server."),
     **dict.fromkeys(
         ("num_rounds", "rounds"),
         ("sync_every", "The rounds follow from --max_steps and --sync_every or --local_epochs."),

@@ -55,7 +55,7 @@ class NumPs:
     @property
     def way_out(self) -> str:
         """The modes in which no PS need be given, as the end of a sentence."""
-        modes = [f"--mode={mode}" for mode in self.modes_without()]
+        modes = [f"--mode={mode}" for mode in self.modes_without()] if self.has_workers else []
         return f"; {enumerated(modes, 'or')} needs none" if modes else ""
 
 

@@ -103,7 +103,7 @@ def _of_ps(config: JobConfig, mode: Mode) -> Iterator[str]:
     """Yield an error for PS in a mode without, and the other way round."""
     if config.num_ps and not mode.uses_ps:
         yield f"--num_ps={config.num_ps}, but --mode={mode.name} has no PS: leave it out, or choose another mode."
-    if config.num_ps == 0 and mode.uses_ps:
+    if config.num_ps == 0 and mode.uses_ps and not config.serve:
         modes = enumerated([f"--mode={name}" for name in _without_ps()], "or")
         yield f"--num_ps=0, but --mode={mode.name} needs a PS: give 1 or more, or choose a mode without PS: {modes}."
 

@@ -361,7 +361,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "hint"), [("lanch", " Did you mean launch?"), ("evla", " Did you mean eval?"), ("train.py", "")]
+    ("verb", "hint"),
+    [
+        *(("lanch", " Did you mean launch?"), ("evla", " Did you mean eval?"), ("train.py", "")),
+        ("serve", " Give tfps launch --serve, or tfps run --serve for one server."),
+    ],
 )
 def test_an_unknown_command(refused: Any, verb: str, hint: str) -> None:
     """A word that is no command is named, a near miss with the command meant."""

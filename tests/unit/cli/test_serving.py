@@ -152,6 +152,7 @@ def test_submit_checks_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     err = capsys.readouterr().err
     assert "--model=mnist is not for --serve, which trains no model: leave it out." in err
     assert "--num_ps=0 is not for --serve" in err
+    assert "--mode=allreduce" not in err  # which a service has not
     for flag in ("worker_cpu", "worker_memory", "worker_gpu"):
         assert f"error: --{flag} is for workers, and a service has none: leave it out." in err
     assert main.main(["submit", "--to=kubernetes", "--token_secret=a", "--dry_run"]) == 2
