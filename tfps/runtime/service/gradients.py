@@ -18,7 +18,7 @@ from tfps.runtime.service.session import Session
 from tfps.text import show
 
 Part = Mapping[str, Change]
-_MOST_ID_BYTES = 64 << 20
+_MOST_ID_BYTES, _MOST_ROW_BYTES = 64 << 20, 1 << 30
 _Given = TypeVar("_Given")
 
 
@@ -81,7 +81,8 @@ def check_rows(tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec
             raise ServiceError(f"{show(name[len(ROWS) :])}: expected {own}, given rows of a gradient.")
         if name.startswith(IDS) and spec.dtype != np.int64:
             raise ServiceError(f"{show(name[len(ROWS) :])}: expected ids as int64 [n], given {spec}.")
-        _check_size(name[len(ROWS) :], own, spec.num_bytes)
+        if spec.num_bytes > 16 * max(own.num_bytes, 1 << 20):
+            raise ServiceError(f"{show(name[len(ROWS) :])}: {spec.num_bytes:,} bytes of rows are too many at a time.")
 
 
 def push_id(request: Message, session: Session) -> PushId:
@@ -96,11 +97,6 @@ def push_id(request: Message, session: Session) -> PushId:
     return PushId(session.client, number)
 
 
-def _check_size(name: str, own: TensorSpec, num_bytes: int) -> None:
-    if num_bytes > 16 * max(own.num_bytes, 1 << 20):
-        raise ServiceError(f"{show(name)}: {num_bytes:,} bytes of rows are too many at a time.")
-
-
 def check_wanted_rows(name: str, own: TensorSpec | None, num_ids: int) -> None:
     """Check how many rows a request wants.
 
@@ -109,8 +105,9 @@ def check_wanted_rows(name: str, own: TensorSpec | None, num_ids: int) -> None:
     """
     if own is None:
         raise ServiceError(f"{show(name)} is no parameter.")
-    if own.shape:
-        _check_size(name, own, num_ids * math.prod(own.shape[1:]) * own.dtype.itemsize)
+    num_bytes = num_ids * math.prod(own.shape[1:]) * own.dtype.itemsize
+    if own.shape and num_bytes > _MOST_ROW_BYTES:
+        raise ServiceError(f"{show(name)}: {num_bytes:,} bytes of rows are too many at a time.")
 
 
 def gradients_of(part: Part) -> Mapping[str, Gradient]:
