@@ -44,7 +44,7 @@ used = lambda: int(Path("/proc/self/statm").read_text().split()[1]) << 12
 for _ in range(2):
     before = used()
     malloc.ask_for_large_pages()
-    assert used() - before < 1 << 20
+    assert used() - before < 16 << 20  # a large page or two of the interpreter's own may come
     tensor = libc.malloc(64 << 20)
     libc.memset(tensor, 1, 64 << 20)
     libc.malloc_trim(0)  # as protobuf does
