@@ -23,6 +23,7 @@ from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connect import connect
 from tfps.client.message import Message, TensorSpec
+from tfps.client.progress import Progress
 from tfps.client.push_future import PushFuture
 from tfps.errors import ConfigError, PeerLostError, ProtocolError, ServiceEndedError, ServiceError
 from tfps.runtime.service.pushes import Rules
@@ -810,3 +811,13 @@ def test_a_service_of_another_size_is_noticed() -> None:
         ps._servers.first.drop()
         with pytest.raises(ServiceError, match="the service was started again, with 3 servers: connect again"):
             ps.push(ONES)
+
+
+def test_a_dropped_push_after_one_that_was_applied_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    """Though both that were dropped are of the same step: the service has begun again between."""
+    progress, computed = Progress(), {"generation": "a", "step": "1"}
+    for applied in "010":
+        progress.pushed(Message({"applied": applied, "generation": "a", "step": "2"}), computed)
+    assert (progress.dropped, caplog.text) == (2, "")
+    progress.pushed(Message({"applied": "0", "generation": "a", "step": "2"}), computed)
+    assert "both are of step 1. Pull before each push." in caplog.text
