@@ -40,6 +40,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.progress": ("tfps.text",),
     "tfps.report": ("tfps.storage", *_SUMMARY, "tfps.text"),
     "tfps.json_object": (),
+    "tfps.malloc": (),
     "tfps.storage": ("tfps.errors",),
     "tfps.summary": ("tfps.errors", "tfps.json_object", "tfps.storage", "tfps.summary_entries"),
     "tfps.summary_entries": ("tfps.json_object",),
@@ -71,15 +72,15 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime.coordination": _TASK,
     "tfps.runtime.error_translation": _TASKS,
     "tfps.runtime.results": (*_TASKS, "tfps.runtime.error_translation"),
-    "tfps.runtime.training": (*_TASKS, "tfps.runtime.error_translation", "tfps.runtime.results"),
-    "tfps.runtime.task": (*_TASKS, "tfps.runtime.results", "tfps.runtime.training", "tfps.runtime.service"),
-    "tfps.client": (*_BASE, "tfps.cluster.addresses"),
+    "tfps.runtime.training": (*_TASKS, "tfps.malloc", "tfps.runtime.error_translation", "tfps.runtime.results"),
+    "tfps.runtime.task": (*_TASKS, "tfps.malloc", "tfps.runtime.results", "tfps.runtime.training", "tfps.runtime.service"),
+    "tfps.client": (*_BASE, "tfps.cluster.addresses", "tfps.malloc"),
     "tfps.runtime.service": (*_TASKS, "tfps.runtime.results", "tfps.client"),
     "tfps.cli": (*_OUTSIDE, *_CONTENT, "tfps.client", "tfps.modes", "tfps.jobs", "tfps.launchers", "tfps.runtime"),
 }
 # The packages that never import TensorFlow, not even inside a function.
 NO_TENSORFLOW = (
-    *("tfps.errors", "tfps.config", *_FILES, "tfps.plugins", "tfps.tf_types", "tfps.timeouts"),
+    *("tfps.errors", "tfps.config", *_FILES, "tfps.malloc", "tfps.plugins", "tfps.tf_types", "tfps.timeouts"),
     *("tfps.cluster", "tfps.jobs", "tfps.launchers", "tfps.client"),
 )
 

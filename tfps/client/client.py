@@ -143,9 +143,15 @@ class Client:
     def pull_into(self, model: Any) -> Any:
         """Give a model the present values of parameters, and of the buffers that the service has.
 
+        From now on, this process keeps the memory that it frees: each step of training takes as much. glibc's
+        ``MALLOC_TRIM_THRESHOLD_`` or another of its variables in the environment prevents that.
+
         Returns:
             The model, or a new tree in the case of JAX.
         """
+        from tfps import malloc  # noqa: PLC0415  slow to import
+
+        malloc.keep_freed()
         return adapter_of(model).assign(model, self.pull())
 
     def push_grads(self, model: Any, gradients: Any = None, buffers: bool = False) -> int:

@@ -19,6 +19,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,16 @@ DTYPES: Mapping[str, str] = {
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
 }
 _NATIVE = {name: np.dtype(kind).newbyteorder("=") for name, kind in DTYPES.items()}
-_NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+_NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}  # as they are sent
 _SIZE = struct.Struct("<Q")
 MOST_HEADER_BYTES = 16 << 20
 _MOST_DIMENSIONS, _ALIGNED = 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
+_BEGIN = f'{{"{_METADATA}":'
+_MOST_CACHED_BYTES = 64 << 10
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_read_json = json.JSONDecoder().raw_decode
 
 
 def _new(num_bytes: int) -> Array:
@@ -113,26 +117,32 @@ def encode(message: Message) -> list[memoryview]:
         ProtocolError: If an array has a dtype that the format lacks.
     """
     arrays = {name: _little(name, array) for name, array in message.tensors.items()}
-    entries: dict[str, object] = {_METADATA: dict(message.metadata)}
-    offset = 0
-    for name, array in arrays.items():
-        end = offset + array.nbytes
-        dtype = _NAMES[array.dtype.newbyteorder("<")]
-        entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [offset, end]}
-        offset = end
+    entries = _entries(tuple((name, array.dtype, array.shape) for name, array in arrays.items()))
     try:
-        header = _as_json(entries).encode()
+        header = (_BEGIN + _as_json(dict(message.metadata)) + entries).encode()
     except UnicodeEncodeError as error:
-        raise ProtocolError(
-            f"{error.object[error.start : error.end]!r} cannot be sent: it is no Unicode text."
-        ) from None
+        wrong = error.object[error.start : error.end]
+        raise ProtocolError(f"{wrong!r} cannot be sent: it is no Unicode text.") from None
     header += b" " * (-len(header) % _ALIGNED)
     bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
     return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
 
 
+@lru_cache(maxsize=128)  # a training loop sends the same arrays again and again
+def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> str:
+    """Return what a header has after the metadata: the entries of arrays, given as name, dtype and shape."""
+    entries, offset = {}, 0
+    for name, dtype, shape in arrays:
+        end = offset + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    return f",{_as_json(entries)[1:]}" if entries else "}"
+
+
 def _little(name: str, array: Array) -> Array:
     """Return an array as it is sent: contiguous and little-endian; the same one if it is so already."""
+    if array.dtype in _NAMES and array.flags.c_contiguous:
+        return array
     try:
         kind = DTYPES[_NAMES[array.dtype.newbyteorder("<")]]
     except KeyError:
@@ -185,8 +195,7 @@ def receive_header(source: Source, most_bytes: int = MOST_HEADER_BYTES) -> Heade
         raise ProtocolError(f"a header of {length:,} bytes is announced: this is no message of tfps.")
     content = bytearray()
     while len(content) < length:  # in parts: only what has arrived takes memory
-        part = _received(source, bytearray(min(length - len(content), 1 << 20)))
-        content += part or b""
+        content += _received(source, bytearray(min(length - len(content), 1 << 20))) or b""
     return _parsed(bytes(content))
 
 
@@ -220,8 +229,7 @@ def receive_tensors(source: Source, header: Header, take: Take = _new) -> Mappin
         memory = take(spec.num_bytes)
         if spec.num_bytes:
             _received(source, memory.data)
-        array = memory.view(spec.dtype.newbyteorder("<")).reshape(spec.shape)
-        found[name] = array.astype(spec.dtype, copy=False)
+        found[name] = np.ndarray(spec.shape, spec.dtype.newbyteorder("<"), memory.data).astype(spec.dtype, copy=False)
     return found
 
 
@@ -254,14 +262,25 @@ def _received(
 
 def _parsed(content: bytes) -> Header:
     try:
-        entries = json.loads(content)
-        metadata = entries.pop(_METADATA, {})
-        tensors = dict(_specs(entries))
+        metadata, tensors = _parts(content.decode())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a header cannot be read ({type(error).__name__}: {error}): no message of tfps.") from None
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ProtocolError("a header cannot be read (metadata): no message of tfps.")
     return Header(metadata, tensors)
+
+
+def _parts(text: str) -> tuple[Any, Mapping[str, TensorSpec]]:
+    """Return the metadata of a header, and what it announces."""
+    if text.startswith(_BEGIN + "{") and len(text) <= _MOST_CACHED_BYTES:
+        metadata, end = _read_json(text, len(_BEGIN))
+        if text.startswith(',"', end):
+            return metadata, _known_specs("{" + text[end + 1 :])
+    entries = json.loads(text)
+    return entries.pop(_METADATA, {}), dict(_specs(entries))
+
+
+_known_specs = lru_cache(maxsize=128)(lambda entries: dict(_specs(json.loads(entries))))
 
 
 def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, TensorSpec]]:

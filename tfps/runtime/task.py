@@ -7,10 +7,11 @@ import importlib.util
 import os
 from collections.abc import Callable
 
+from tfps import malloc
 from tfps.cluster.spec import Cluster, Task
 from tfps.config.job_config import JobConfig
 from tfps.errors import ConfigError, TfpsError
-from tfps.runtime.process import malloc, tensorflow_import, thread_count
+from tfps.runtime.process import tensorflow_import, thread_count
 from tfps.runtime.process.shutdown import StopRequest, run_supervised
 from tfps.timeouts import PS_BLOCKED_GRACE_SECS, PS_GRACE_SECS
 

@@ -118,6 +118,10 @@ def test_garbage_is_refused(pair: tuple[socket.socket, socket.socket], content: 
         messages.receive(pair[1])
 
 
+SEPARATORS = pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as here", "as Python's json"])
+
+
+@SEPARATORS
 @pytest.mark.parametrize(
     "entry",
     [
@@ -133,21 +137,71 @@ def test_garbage_is_refused(pair: tuple[socket.socket, socket.socket], content: 
         7,
     ],
 )
-def test_arrays_that_cannot_be_are_refused(pair: tuple[socket.socket, socket.socket], entry: Any) -> None:
+def test_arrays_that_cannot_be_are_refused(
+    pair: tuple[socket.socket, socket.socket], entry: Any, separators: tuple[str, str]
+) -> None:
     """Before room is made for them."""
-    content = json.dumps({"__metadata__": {}, "w": entry}).encode()
+    content = json.dumps({"__metadata__": {}, "w": entry}, separators=separators).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
         messages.receive(pair[1])
 
 
+@SEPARATORS
+@pytest.mark.parametrize("entries", [{}, {"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}])
 @pytest.mark.parametrize("metadata", [7, {"method": 7}, ["push"]])
-def test_metadata_are_texts(pair: tuple[socket.socket, socket.socket], metadata: object) -> None:
+def test_metadata_are_texts(
+    pair: tuple[socket.socket, socket.socket], metadata: object, entries: Any, separators: tuple[str, str]
+) -> None:
     """As the format says."""
-    content = json.dumps({"__metadata__": metadata}).encode()
+    content = json.dumps({"__metadata__": metadata, **entries}, separators=separators).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
         messages.receive(pair[1])
+
+
+_ENTRY = '"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
+_METADATA = r'"__metadata__": {"a": "{\"w\":}", "\u00fc": ",\"__metadata__\":{"}'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"{{{_METADATA},{_ENTRY}}}",
+        f"{{{_ENTRY}, {_METADATA}}}",
+        f"  {{ {_METADATA} , {_ENTRY} }}",
+        f"{{{_METADATA},{_ENTRY}}}".replace(": ", ":"),
+        f"{{{_METADATA},{_ENTRY}}}".replace(": ", ":") + 70_000 * " ",
+        f"{{{_METADATA},{_ENTRY}}}".replace(": ", ":").replace("\\u00fc", "\u00fc"),
+    ],
+)
+def test_a_header_is_any_json(pair: tuple[socket.socket, socket.socket], header: str) -> None:
+    """Clients in other languages write it with other blanks, and in another order; a second time it is the same."""
+    content = header.encode()
+    for number in (1.0, 2.0):
+        pair[0].sendall(struct.pack("<Q", len(content)) + content + struct.pack("<ff", number, 0.5))
+        found = messages.receive(pair[1])
+        assert found is not None
+        assert found.metadata == {"a": '{"w":}', "\u00fc": ',"__metadata__":{'}
+        np.testing.assert_array_equal(found.tensors["w"], np.array([number, 0.5], np.float32))
+
+
+@pytest.mark.parametrize("end", ["", "}}", ",}", ',"w":}', ',"w"}', ',"__metadata__":{}}', '}, "w": 1'])
+def test_a_header_that_is_no_json_is_refused(pair: tuple[socket.socket, socket.socket], end: str) -> None:
+    """Wherever it ends to be it."""
+    content = ('{"__metadata__":{"method":"push"}' + end).encode()
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+    with pytest.raises(ProtocolError, match="no message of tfps"):
+        messages.receive(pair[1])
+
+
+def test_arrays_of_the_same_names_arrive_as_they_are(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Whatever came before under that name."""
+    for array in (np.arange(6.0), np.arange(6.0).reshape(2, 3), np.arange(6), np.arange(6.0).reshape(2, 3).T):
+        for _ in range(2):
+            found = passed(pair, Message({}, {"w": array})).tensors["w"]
+            assert (found.dtype, found.shape) == (array.dtype, array.shape)
+            np.testing.assert_array_equal(found, array)
 
 
 def test_a_receiver_may_refuse_what_is_announced(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -5,6 +5,7 @@ gradients are widened exactly, and a module gets the parameters rounded.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,15 @@ def assign(model: Any, values: Mapping[str, Array]) -> Any:
     for name, one in own.items():
         if name not in values and one.requires_grad:
             raise ServiceError(f"{show(name)} is no parameter of the service.")
-    own |= dict(_buffers(model))
+    if values.keys() - own.keys():
+        own |= dict(_buffers(model))
     for name, one in own.items():
         if name in values:
             _check_fits(name, values[name], one)
     with torch.no_grad():
         for name in own.keys() & values.keys():
-            own[name].copy_(torch.from_numpy(np.require(values[name], requirements="W")))
+            value = values[name] if values[name].flags.writeable else values[name].copy()  # or PyTorch warns
+            own[name].copy_(torch.from_numpy(value))
     return model
 
 
@@ -60,9 +63,17 @@ def _check_fits(name: str, value: Array, own: Any) -> None:
         raise ServiceError(f"{show(name)}: the module has no values yet: give it a first batch, or a device.")
     if value.shape != tuple(own.shape):
         raise ServiceError(f"{show(name)}: the service has {list(value.shape)}, the module {list(own.shape)}.")
-    dtype = torch.from_numpy(np.empty(0, value.dtype)).dtype
+    dtype = _dtype(value.dtype)
     if dtype != own.dtype and not (dtype.is_floating_point and own.dtype.is_floating_point):
         raise ServiceError(f"{show(name)}: the service has {value.dtype.name}, the module {own.dtype}.")
+
+
+@cache
+def _dtype(of: "np.dtype[Any]") -> Any:
+    """Return PyTorch's dtype for one of NumPy."""
+    import torch  # noqa: PLC0415
+
+    return torch.from_numpy(np.empty(0, of)).dtype
 
 
 def gradients(model: Any, gradients: Any) -> Mapping[str, Array | Rows]:

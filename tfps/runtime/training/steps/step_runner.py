@@ -18,12 +18,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from tfps import report
+from tfps import malloc, report
 from tfps.config.converters import INT64_MAX
 from tfps.config.job_config import JobConfig
 from tfps.runtime.graph.builder import TrainGraph
 from tfps.runtime.graph.passes.unrolling import UnrolledStep
-from tfps.runtime.process import malloc
 from tfps.summary_entries import RunPace
 from tfps.tf_types import Session
 

@@ -1,6 +1,6 @@
 """Keep freed memory for the next step, in large pages, on Linux with glibc.
 
-Each step allocates and frees the same tensors. By default glibc returns large ones to the system immediately and
+Each step of training allocates and frees the same tensors. By default glibc returns large ones to the system immediately and
 requests them again, and the system clears every page again. For a large model that costs nearly as much as sending it.
 glibc also keeps a heap for each of many threads, and the free parts of one heap do not serve other threads.
 
@@ -23,18 +23,22 @@ _TUNABLES = "GLIBC_TUNABLES"
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
-def keep_freed(heaps: int) -> bool:
-    """Keep freed memory in this process, in at most ``heaps`` heaps for its threads; return whether that worked.
+def keep_freed(heaps: int | None = None) -> bool:
+    """Keep freed memory in this process; return whether that worked.
 
-    Call it from the main thread, which owns the main heap, before other threads exist. Does nothing if the user has set
-    glibc's own variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), or with another allocator.
+    Does nothing if the user has set glibc's own variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), or with another
+    allocator.
+
+    Args:
+        heaps: How many heaps there are for the threads, at most; call it before other threads exist then, from the
+            main thread, which owns the main heap. By default, as many as glibc chooses.
     """
     libc = _libc()
     mallopt = getattr(libc, "mallopt", None)
     if mallopt is None:
         return False
     large = mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _MOST)
-    return bool(large and mallopt(_TRIM_THRESHOLD, _NEVER) and mallopt(_ARENA_MAX, heaps))
+    return bool(large and mallopt(_TRIM_THRESHOLD, _NEVER) and (heaps is None or mallopt(_ARENA_MAX, heaps)))
 
 
 def ask_for_large_pages() -> None:

@@ -3,14 +3,20 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from support.service import service
 
 _FAULTS_OF_A_STEP = """
 import resource, sys
 import numpy as np
-from tfps.runtime.process import malloc
+from tfps import connect, malloc
 if sys.argv[1] == "keep":
     assert malloc.keep_freed(heaps=1)
+elif sys.argv[1] != "default":
+    with connect(sys.argv[1]) as ps:
+        if sys.argv[2] == "model":
+            ps.pull_into({name: np.zeros(()) for name in ps.pull()})
 faults = []
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,8 +27,8 @@ print(faults[-1])
 """
 
 
-def _faults_of_a_step(how: str, **env: str) -> int:
-    argv = [sys.executable, "-c", _FAULTS_OF_A_STEP, how]
+def _faults_of_a_step(*how: str, **env: str) -> int:
+    argv = [sys.executable, "-c", _FAULTS_OF_A_STEP, *how]
     return int(subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
@@ -31,10 +37,19 @@ def test_freed_memory_serves_the_next_step() -> None:
     assert _faults_of_a_step("keep") < 50 < _faults_of_a_step("default")
 
 
+def test_a_client_that_trains_a_model_keeps_freed_memory() -> None:
+    """From the first pull into the model on; other clients, and those whose user has chosen, are left alone."""
+    with service() as running:
+        with running.client() as ps:
+            ps.init({"w": np.zeros(())})
+        assert _faults_of_a_step(running.hosts, "model") < 50 < _faults_of_a_step(running.hosts, "arrays")
+        assert _faults_of_a_step(running.hosts, "model", MALLOC_TRIM_THRESHOLD_="131072") > 50
+
+
 _FLAGS_OF_THE_HEAP = """
 import ctypes
 from pathlib import Path
-from tfps.runtime.process import malloc
+from tfps import malloc
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
@@ -71,7 +86,7 @@ def test_a_limited_process_asks_for_nothing() -> None:
     code = """
 import resource
 from pathlib import Path
-from tfps.runtime.process import malloc
+from tfps import malloc
 resource.setrlimit(resource.RLIMIT_AS, (32 << 30, resource.RLIM_INFINITY))
 assert malloc.keep_freed(heaps=1)
 size = lambda: int(Path("/proc/self/statm").read_text().split()[0]) << 12
@@ -88,7 +103,7 @@ def test_what_the_user_set_stays(env: dict[str, str]) -> None:
     """With glibc's own variables in the environment, nothing is changed, nor asked of the heap."""
     code = """
 import ctypes
-from tfps.runtime.process import malloc
+from tfps import malloc
 ctypes.CDLL = None
 print(malloc.keep_freed(heaps=1), malloc.ask_for_large_pages())
 """
