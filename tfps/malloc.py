@@ -1,8 +1,9 @@
 """Keep freed memory for the next step, in large pages, on Linux with glibc.
 
-Each step of training allocates and frees the same tensors. By default glibc returns large ones to the system immediately and
-requests them again, and the system clears every page again. For a large model that costs nearly as much as sending it.
-glibc also keeps a heap for each of many threads, and the free parts of one heap do not serve other threads.
+Each step of training allocates and frees the same tensors. By default glibc returns large ones to the system
+immediately and requests them again, and the system clears every page again. For a large model that costs nearly as much
+as sending it. glibc also keeps a heap for each of many threads, and the free parts of one heap do not serve other
+threads.
 
 A large model has many pages of 4 kB, and each is cleared and looked up separately. If the system gives pages of 2 MB on
 request (``transparent_hugepage`` is ``madvise``), this module requests them for the heap.

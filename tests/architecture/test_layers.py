@@ -73,7 +73,9 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "tfps.runtime.error_translation": _TASKS,
     "tfps.runtime.results": (*_TASKS, "tfps.runtime.error_translation"),
     "tfps.runtime.training": (*_TASKS, "tfps.malloc", "tfps.runtime.error_translation", "tfps.runtime.results"),
-    "tfps.runtime.task": (*_TASKS, "tfps.malloc", "tfps.runtime.results", "tfps.runtime.training", "tfps.runtime.service"),
+    "tfps.runtime.task": (
+        *(*_TASKS, "tfps.malloc", "tfps.runtime.results", "tfps.runtime.training", "tfps.runtime.service"),
+    ),
     "tfps.client": (*_BASE, "tfps.cluster.addresses", "tfps.malloc"),
     "tfps.runtime.service": (*_TASKS, "tfps.runtime.results", "tfps.client"),
     "tfps.cli": (*_OUTSIDE, *_CONTENT, "tfps.client", "tfps.modes", "tfps.jobs", "tfps.launchers", "tfps.runtime"),

@@ -25,6 +25,7 @@ from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
 log = logging.getLogger(__name__)
+_MOST_READS = 16  # different ones
 _DEFAULTS: Mapping[str, Any] = {"default": "sgd", "learning_rate": 0.01}
 
 
@@ -48,6 +49,7 @@ class Store:
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
         self._specs: Mapping[str, TensorSpec] = {}
+        self._reads: dict[Sequence[str] | None, Mapping[str, Array]] = {}  # since the last update, by the names
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -73,6 +75,7 @@ class Store:
             ServiceError: If one has the name of a slot of another one.
         """
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
+            self._reads.clear()
             self._optimizer = make_optimizer(self._options, **_DEFAULTS)
             self._variables = {
                 name: tf.Variable(value, use_resource=True, name="parameter", dtype=value.dtype)
@@ -150,10 +153,14 @@ class Store:
         Raises:
             ServiceError: If a name is not known.
         """
+        key = None if names is None else tuple(names)
         with self._lock:
-            chosen = self._variables if names is None else {name: self._variable(name) for name in names}
-            values = {name: _read(variable) for name, variable in chosen.items()}
-        return {name: np.asarray(memoryview(value)) for name, value in values.items()}
+            if key not in self._reads:
+                chosen = self._variables if names is None else {name: self._variable(name) for name in names}
+                if len(self._reads) == _MOST_READS:
+                    self._reads.clear()
+                self._reads[key] = {name: _array(_read(variable)) for name, variable in chosen.items()}
+            return self._reads[key]
 
     def read_rows(self, name: str, ids: Array) -> Array:
         """Return rows of a parameter: [n, ...] for ids [n], which may repeat.
@@ -164,7 +171,7 @@ class Store:
         self.check_ids(name, ids)
         with self._lock:
             rows = self._variable(name).sparse_read(tf.constant(ids))
-        return np.asarray(memoryview(rows))
+        return _array(rows)
 
     def update(self, pushes: Sequence[Mapping[str, Change]], count: int = 0) -> None:
         """Apply the combined gradients of an update, and assign its buffers. They have been checked.
@@ -185,6 +192,7 @@ class Store:
                     shape = self._specs[name].shape
                     pairs.append((combined(given, max(count, len(pushes)), self._aggregate, shape), variable))
             with self._lock:
+                self._reads.clear()  # before the update, which would copy what is in use
                 if pairs:
                     self._updates.apply(pairs)
                 else:
@@ -201,8 +209,7 @@ class Store:
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""
         with self._lock:
-            values = {name: _read(variable) for name, variable in self._named().items()}
-        return {name: np.asarray(memoryview(value)) for name, value in values.items()}
+            return {name: _array(_read(variable)) for name, variable in self._named().items()}
 
     def restore(self, specs: Mapping[str, TensorSpec], state: Mapping[str, Array]) -> None:
         """Create the parameters, and give them and their slots the values of a checkpoint.
@@ -215,6 +222,7 @@ class Store:
         self.create({name: state[name] for name in specs}, buffers)
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
             own = self._named()
+            self._reads.clear()
             for name, variable in own.items():
                 if name in state:
                     variable.assign(state[name])
@@ -247,3 +255,8 @@ def _parts(name: str) -> tuple[str, int]:
 def _read(variable: Variable) -> Any:
     """Return a variable's value, without a copy; ``read_value`` takes one operation more."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _array(value: Any) -> Array:
+    """Return a tensor as an array, without a copy."""
+    return np.asarray(memoryview(value))

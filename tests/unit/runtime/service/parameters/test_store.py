@@ -11,6 +11,7 @@ from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
+from tfps.runtime.service.parameters.aggregate import BufferValue
 from tfps.runtime.service.parameters.store import Store
 
 FIRST = {"a.weight": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.ones(2, np.float32), "c": np.float64([0.5])}
@@ -54,6 +55,36 @@ def test_a_read_is_of_one_moment() -> None:
     store.update([{"a.weight": Rows(np.array([1]), np.ones([1, 2], np.float32))}])
     equal(before, copied)
     assert (store.read()["b"] != copied["b"]).all()
+
+
+def test_reads_of_the_same_moment_are_one() -> None:
+    """Until the parameters change: by an update, an assigned buffer, other first values, or a checkpoint."""
+    store = Store("sgd", 1.0)
+    changes = [
+        lambda: store.create({"w": np.zeros(2), "m": np.zeros(2)}, ["m"]),
+        lambda: store.update([{"w": np.ones(2)}]),
+        lambda: store.update([{"m": BufferValue(np.full(2, 7.0))}]),
+        lambda: store.restore(store.specs, {"w": np.full(2, 3.0), "m": np.full(2, 4.0)}),
+        lambda: store.update([{"w": Rows(np.array([1]), np.ones(1))}]),
+    ]
+    expected = [([0, 0], [0, 0]), ([-1, -1], [0, 0]), ([-1, -1], [7, 7]), ([3, 3], [4, 4]), ([3, 2], [4, 4])]
+    for change, (w, m) in zip(changes, expected, strict=True):
+        change()
+        for names in (None, ["w", "m"], ["m"], ["w"]):
+            found = store.read(names)
+            equal(found, {name: value for name, value in (("w", w), ("m", m)) if names is None or name in names})
+            assert all(store.read(names)[name] is value for name, value in found.items())
+
+
+def test_what_nobody_reads_any_more_is_updated_in_place() -> None:
+    """A read that is over keeps no memory from being used another time."""
+    store = Store("sgd", 1.0)
+    store.create({"w": np.zeros(1000)})
+    store.update([{"w": np.ones(1000)}])
+    store.update([{"w": np.ones(1000)}])
+    before = store.read()["w"].ctypes.data
+    store.update([{"w": np.ones(1000)}])
+    assert store.read()["w"].ctypes.data == before
 
 
 @pytest.mark.parametrize("aggregate", ["mean", "sum"])
