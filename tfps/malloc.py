@@ -13,6 +13,7 @@ Does not import TensorFlow.
 
 import ctypes
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ _TUNABLES = "GLIBC_TUNABLES"
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
+@cache
 def keep_freed(heaps: int | None = None) -> bool:
-    """Keep freed memory in this process; return whether that worked.
+    """Keep freed memory in this process from the first call on; return whether that worked.
 
     Does nothing if the user has set glibc's own variables (``MALLOC_ARENA_MAX``, ``GLIBC_TUNABLES``), or with another
     allocator.

@@ -42,7 +42,7 @@ _MOST_DIMENSIONS, _ALIGNED = 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
 _BEGIN = f'{{"{_METADATA}":'
-_MOST_CACHED_BYTES = 64 << 10
+_MOST_CACHED_BYTES, _ENTRY_BYTES = 32 << 10, 64  # of a header that is kept; of an entry without its name
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _read_json = json.JSONDecoder().raw_decode
 
@@ -117,7 +117,8 @@ def encode(message: Message) -> list[memoryview]:
         ProtocolError: If an array has a dtype that the format lacks.
     """
     arrays = {name: _little(name, array) for name, array in message.tensors.items()}
-    entries = _entries(tuple((name, array.dtype, array.shape) for name, array in arrays.items()))
+    known = _known_entries if sum(len(name) + _ENTRY_BYTES for name in arrays) <= _MOST_CACHED_BYTES else _entries
+    entries = known(tuple((name, array.dtype, array.shape) for name, array in arrays.items()))
     try:
         header = (_BEGIN + _as_json(dict(message.metadata)) + entries).encode()
     except UnicodeEncodeError as error:
@@ -128,7 +129,6 @@ def encode(message: Message) -> list[memoryview]:
     return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
 
 
-@lru_cache(maxsize=128)  # a training loop sends the same arrays again and again
 def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> str:
     """Return what a header has after the metadata: the entries of arrays, given as name, dtype and shape."""
     entries, offset = {}, 0
@@ -227,8 +227,7 @@ def receive_tensors(source: Source, header: Header, take: Take = _new) -> Mappin
     found: dict[str, Array] = {}
     for name, spec in header.tensors.items():
         memory = take(spec.num_bytes)
-        if spec.num_bytes:
-            _received(source, memory.data)
+        _received(source, memory.data)
         found[name] = np.ndarray(spec.shape, spec.dtype.newbyteorder("<"), memory.data).astype(spec.dtype, copy=False)
     return found
 
@@ -280,7 +279,8 @@ def _parts(text: str) -> tuple[Any, Mapping[str, TensorSpec]]:
     return entries.pop(_METADATA, {}), dict(_specs(entries))
 
 
-_known_specs = lru_cache(maxsize=128)(lambda entries: dict(_specs(json.loads(entries))))
+_known_entries = lru_cache(maxsize=16)(_entries)  # a training loop sends the same arrays again and again
+_known_specs = lru_cache(maxsize=16)(lambda entries: dict(_specs(json.loads(entries))))
 
 
 def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, TensorSpec]]:

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -202,6 +203,20 @@ def test_arrays_of_the_same_names_arrive_as_they_are(pair: tuple[socket.socket, 
             found = passed(pair, Message({}, {"w": array})).tensors["w"]
             assert (found.dtype, found.shape) == (array.dtype, array.shape)
             np.testing.assert_array_equal(found, array)
+
+
+def test_headers_of_all_kinds_take_no_memory_for_good(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Those that may come again are kept: the small ones, and not many of them."""
+    tracemalloc.start()
+    try:
+        for names, size in ((10, 30_000), (1_000, 1)):
+            for number in range(20):
+                parts = {f"{number}{'n' * size}{index}": np.zeros(0) for index in range(names)}
+                assert len(passed(pair, Message({}, parts)).tensors) == names
+        del parts
+        assert tracemalloc.get_traced_memory()[0] < 2e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_receiver_may_refuse_what_is_announced(pair: tuple[socket.socket, socket.socket]) -> None:
