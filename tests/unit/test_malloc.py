@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.eager import eager_execution
 from support.service import service
 
 _FAULTS_OF_A_STEP = """
@@ -39,7 +40,7 @@ def test_freed_memory_serves_the_next_step() -> None:
 
 def test_a_client_that_trains_a_model_keeps_freed_memory() -> None:
     """From the first pull into the model on; other clients, and those whose user has chosen, are left alone."""
-    with service() as running:
+    with eager_execution(), service() as running:
         with running.client() as ps:
             ps.init({"w": np.zeros(())})
         assert _faults_of_a_step(running.hosts, "model") < 50 < _faults_of_a_step(running.hosts, "arrays")

@@ -17,7 +17,7 @@ import json
 import math
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -36,8 +36,7 @@ DTYPES: Mapping[str, str] = {
 }
 _NATIVE = {name: np.dtype(kind).newbyteorder("=") for name, kind in DTYPES.items()}
 _NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}  # as they are sent
-_SIZE = struct.Struct("<Q")
-MOST_HEADER_BYTES = 16 << 20
+_SIZE, MOST_HEADER_BYTES = struct.Struct("<Q"), 16 << 20
 _MOST_DIMENSIONS, _ALIGNED = 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
@@ -271,7 +270,7 @@ def _parsed(content: bytes) -> Header:
 
 def _parts(text: str) -> tuple[Any, Mapping[str, TensorSpec]]:
     """Return the metadata of a header, and what it announces."""
-    if text.startswith(_BEGIN + "{") and len(text) <= _MOST_CACHED_BYTES:
+    if len(text) <= _MOST_CACHED_BYTES and text.startswith(_BEGIN + "{") and _METADATA not in text[len(_BEGIN) :]:
         metadata, end = _read_json(text, len(_BEGIN))
         if text.startswith(',"', end):
             return metadata, _known_specs("{" + text[end + 1 :])
@@ -287,7 +286,7 @@ def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, T
     offset = 0
     for name, entry in entries.items():
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and all(_is_size(size) for size in shape)):
+        if not (isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS and _are_sizes(shape)):
             raise ValueError(f"shape of {name}")
         spec = TensorSpec(_NATIVE[str(dtype)], tuple(shape))
         if offsets != [offset, offset + spec.num_bytes]:
@@ -296,5 +295,6 @@ def _specs(entries: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, T
         yield name, spec
 
 
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 62
+def _are_sizes(shape: Sequence[object]) -> bool:
+    sizes = [size for size in shape if isinstance(size, int) and not isinstance(size, bool) and size >= 0]
+    return len(sizes) == len(shape) and math.prod(size or 1 for size in sizes) < 1 << 59  # as of empty arrays of NumPy

@@ -131,6 +131,7 @@ SEPARATORS = pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], i
         {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]},
         {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [1 << 62], "data_offsets": [0, 1 << 64]},
+        {"dtype": "F32", "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]},
         {"dtype": "F32", "shape": [1] * 33, "data_offsets": [0, 4]},
         {"dtype": "O", "shape": [1], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]},
@@ -187,12 +188,24 @@ def test_a_header_is_any_json(pair: tuple[socket.socket, socket.socket], header:
         np.testing.assert_array_equal(found.tensors["w"], np.array([number, 0.5], np.float32))
 
 
-@pytest.mark.parametrize("end", ["", "}}", ",}", ',"w":}', ',"w"}', ',"__metadata__":{}}', '}, "w": 1'])
+@pytest.mark.parametrize("end", ["", "}}", ",}", ',"w":}', ',"w"}', '}, "w": 1'])
 def test_a_header_that_is_no_json_is_refused(pair: tuple[socket.socket, socket.socket], end: str) -> None:
     """Wherever it ends to be it."""
     content = ('{"__metadata__":{"method":"push"}' + end).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
+        messages.receive(pair[1])
+
+
+@pytest.mark.parametrize("blanks", [0, 70_000])
+def test_of_metadata_that_come_twice_the_last_count(pair: tuple[socket.socket, socket.socket], blanks: int) -> None:
+    """As in JSON, and in a header of any length; there is no array of that name."""
+    content = ('{"__metadata__":{"a":"b"},"__metadata__":{"a":"c"}}' + " " * blanks).encode()
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+    assert messages.receive(pair[1]) == Message({"a": "c"}, {})
+    content = b'{"__metadata__":{},"__metadata__":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    pair[0].sendall(struct.pack("<Q", len(content)) + content)
+    with pytest.raises(ProtocolError, match="metadata"):
         messages.receive(pair[1])
 
 

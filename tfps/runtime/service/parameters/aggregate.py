@@ -50,9 +50,7 @@ def combined(given: Sequence[Gradient], count: int, aggregate: str, shape: Seque
     rows = [one for one in given if isinstance(one, Rows)]
     if len(rows) < len(given):
         return _sum([_dense(one, shape) for one in given], divisor)
-    values = np.concatenate([one.values for one in rows])
-    values = values / values.dtype.type(divisor) if divisor > 1 else values
-    return Rows(np.concatenate([one.ids for one in rows]), values)
+    return _sum_of_rows(rows, divisor)
 
 
 def combined_buffer(given: Sequence[BufferValue], aggregate: str) -> Array:
@@ -92,6 +90,21 @@ def _sum(arrays: Sequence[Array], divisor: int) -> Array:
     if not is_finite(mean):  # the sum is too large for its dtype, and the mean may not be
         mean = np.sum([one.astype(np.float64) / divisor for one in arrays], axis=0).astype(total.dtype)
     return mean
+
+
+def _sum_of_rows(given: Sequence[Rows], divisor: int) -> Rows:
+    """Return the sum of rows in their dtype, divided; each row once."""
+    ids, places = np.unique(np.concatenate([one.ids for one in given]), return_inverse=True)
+    values = np.concatenate([one.values for one in given])
+    total = np.zeros((len(ids), *values.shape[1:]), values.dtype)
+    with np.errstate(over="ignore"):
+        np.add.at(total, places, values)
+    mean: Array = total / total.dtype.type(divisor) if divisor > 1 else total
+    if not is_finite(mean):  # the sum is too large for its dtype, and the mean may not be
+        exact = np.zeros(total.shape, np.float64)
+        np.add.at(exact, places, values.astype(np.float64) / divisor)
+        mean = exact.astype(total.dtype)
+    return Rows(ids, mean)
 
 
 def _dense(gradient: Gradient, shape: Sequence[int]) -> Array:

@@ -25,7 +25,6 @@ from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
 log = logging.getLogger(__name__)
-_MOST_READS = 16  # different ones
 _DEFAULTS: Mapping[str, Any] = {"default": "sgd", "learning_rate": 0.01}
 
 
@@ -49,7 +48,8 @@ class Store:
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
         self._specs: Mapping[str, TensorSpec] = {}
-        self._reads: dict[Sequence[str] | None, Mapping[str, Array]] = {}  # since the last update, by the names
+        self._reads: dict[str, Array] = {}  # since the last update
+        self._with_rows: set[str] = set()  # the parameters of which rows were updated
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -76,6 +76,7 @@ class Store:
         """
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
             self._reads.clear()
+            self._with_rows.clear()
             self._optimizer = make_optimizer(self._options, **_DEFAULTS)
             self._variables = {
                 name: tf.Variable(value, use_resource=True, name="parameter", dtype=value.dtype)
@@ -153,14 +154,21 @@ class Store:
         Raises:
             ServiceError: If a name is not known.
         """
-        key = None if names is None else tuple(names)
         with self._lock:
-            if key not in self._reads:
-                chosen = self._variables if names is None else {name: self._variable(name) for name in names}
-                if len(self._reads) == _MOST_READS:
-                    self._reads.clear()
-                self._reads[key] = {name: _array(_read(variable)) for name, variable in chosen.items()}
-            return self._reads[key]
+            return {name: self._value(name) for name in (self._variables if names is None else names)}
+
+    def _value(self, name: str) -> Array:
+        """Return a parameter, read once between two updates.
+
+        After an update of rows, TensorFlow copies the parameter at each read (``copy_on_read_mode`` in
+        tensorflow/core/framework/resource_var.h). Such a copy lasts only as long as its reader needs it.
+        """
+        if name in self._reads:
+            return self._reads[name]
+        value = _array(_read(self._variable(name)))
+        if name not in self._with_rows:
+            self._reads[name] = value
+        return value
 
     def read_rows(self, name: str, ids: Array) -> Array:
         """Return rows of a parameter: [n, ...] for ids [n], which may repeat.
@@ -193,6 +201,7 @@ class Store:
                     pairs.append((combined(given, max(count, len(pushes)), self._aggregate, shape), variable))
             with self._lock:
                 self._reads.clear()  # before the update, which would copy what is in use
+                self._with_rows |= {name for push in pushes for name, one in push.items() if isinstance(one, Rows)}
                 if pairs:
                     self._updates.apply(pairs)
                 else:

@@ -1,5 +1,6 @@
 """The parameters of a service: the arithmetic of updates, against NumPy and against TensorFlow's graphs."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,15 +66,57 @@ def test_reads_of_the_same_moment_are_one() -> None:
         lambda: store.update([{"w": np.ones(2)}]),
         lambda: store.update([{"m": BufferValue(np.full(2, 7.0))}]),
         lambda: store.restore(store.specs, {"w": np.full(2, 3.0), "m": np.full(2, 4.0)}),
-        lambda: store.update([{"w": Rows(np.array([1]), np.ones(1))}]),
     ]
-    expected = [([0, 0], [0, 0]), ([-1, -1], [0, 0]), ([-1, -1], [7, 7]), ([3, 3], [4, 4]), ([3, 2], [4, 4])]
+    expected = [([0, 0], [0, 0]), ([-1, -1], [0, 0]), ([-1, -1], [7, 7]), ([3, 3], [4, 4])]
     for change, (w, m) in zip(changes, expected, strict=True):
         change()
         for names in (None, ["w", "m"], ["m"], ["w"]):
             found = store.read(names)
             equal(found, {name: value for name, value in (("w", w), ("m", m)) if names is None or name in names})
             assert all(store.read(names)[name] is value for name, value in found.items())
+
+
+def test_what_a_read_has_to_copy_lasts_no_longer_than_its_reader() -> None:
+    """After an update of rows, TensorFlow copies the whole table at each read."""
+    store = Store("sgd", 1.0)
+    store.create({"w": np.zeros(2)})
+    own = weakref.ref(store.read()["w"])
+    assert own() is not None
+    store.update([{"w": Rows(np.array([1]), np.ones(1))}])
+    assert own() is None
+    found = store.read()["w"]
+    np.testing.assert_array_equal(found, [0, -1])
+    copied = weakref.ref(found)
+    del found
+    assert copied() is None
+    store.update([{"w": np.ones(2)}])
+    np.testing.assert_array_equal(store.read()["w"], [-1, -2])
+    store.create({"w": np.zeros(2)})  # another table, of which no rows were updated
+    assert store.read()["w"] is store.read()["w"]
+
+
+def test_the_sum_of_rows_has_the_bits_of_the_order_of_the_workers() -> None:
+    """Each row is added up in float32, one push after the other, and then divided, as a dense gradient is."""
+    random = np.random.default_rng(0)
+    pushes = [Rows(random.integers(0, 3, 5), random.normal(size=[5, 2]).astype(np.float32)) for _ in range(3)]
+    total = np.zeros([3, 2], np.float32)
+    for push in pushes:
+        for row, value in zip(push.ids, push.values, strict=True):
+            total[row] += value
+    store = created()
+    store.update([{"a.weight": push} for push in pushes])
+    expected = FIRST["a.weight"].copy()
+    touched = sorted({int(row) for push in pushes for row in push.ids})
+    expected[touched] -= (total / np.float32(3))[touched]
+    np.testing.assert_array_equal(store.read()["a.weight"], expected)
+
+
+def test_a_sum_of_rows_that_is_too_large_has_a_mean() -> None:
+    """In float16, where 60,000 is a number and three times as much is none."""
+    store = Store("sgd", 1.0)
+    store.create({"w": np.zeros([2, 1], np.float16)})
+    store.update([{"w": Rows(np.array([1]), np.float16([[60_000]]))}] * 3)
+    np.testing.assert_array_equal(store.read()["w"], np.float16([[0], [-60_000]]))
 
 
 def test_what_nobody_reads_any_more_is_updated_in_place() -> None:
