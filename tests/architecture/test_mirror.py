@@ -97,8 +97,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/modes/test_synchronous.py": ["modes/sync/accumulators", "modes/sync/tokens"],
     "unit/optimizers/test_registry.py": ["optimizers/adagrad", "optimizers/builtin"],
     "unit/runtime/checkpoint/test_manager.py": [
-        *("runtime/checkpoint/file_clock", "runtime/checkpoint/sharded_saver"),
-        "runtime/training/early_end",
+        *("runtime/checkpoint/file_clock", "runtime/training/early_end"),
     ],
     "unit/runtime/checkpoint/test_manifest.py": ["runtime/checkpoint/tensor_bundle"],
     "unit/runtime/checkpoint/test_ownership.py": [

@@ -27,8 +27,9 @@ from tfps.storage import open_file, read_file
 from tfps.text import brief
 from tfps.tf_types import Saver, Session, Tensor
 
-_TRIES_SECS = 3.0  # for finding a moment at which all PS have the same updates
-_STUCK_SECS = 1.0  # an update that is partial for this long stays so, because its worker is lost
+# Times alone would not do: a machine that stands still for seconds lets them pass without a look at any moment.
+_TRIES, _TRIES_SECS = 30, 3.0  # at least; for finding a moment at which all PS have the same updates
+_STUCK_LOOKS, _STUCK_SECS = 10, 1.0  # an update that is partial in all of these stays so, because its worker is lost
 _PAUSE_SECS = 0.01
 _NOT_ONE_STEP = "tfps: some PS lack some updates"
 
@@ -56,14 +57,15 @@ class _Stuck:
     """Find the workers with an update that is on some PS and not on others, and stays so."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[int, bytes], float] = {}
+        self._seen: dict[tuple[int, bytes], tuple[float, int]] = {}  # the time of the first look, and how many since
 
     def look(self, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Add the counts of updates, int64 [PS, 2, n]; return bool [n], whether an update is stuck."""
         now = time.monotonic()
-        seen = {(index, counts[:, :, index].tobytes()): now for index in range(counts.shape[2])}
-        self._since = {key: self._since.get(key, now) for key in seen}
-        stays = np.array([now - self._since[key] > _STUCK_SECS for key in seen], bool)
+        keys = [(index, counts[:, :, index].tobytes()) for index in range(counts.shape[2])]
+        found = {key: self._seen.get(key, (now, 0)) for key in keys}
+        self._seen = {key: (since, looks + 1) for key, (since, looks) in found.items()}
+        stays = np.array([now - since > _STUCK_SECS and looks >= _STUCK_LOOKS for since, looks in found.values()], bool)
         is_uneven: npt.NDArray[np.bool_] = (counts != counts[:1]).any(axis=(0, 1))
         return stays & is_uneven
 
@@ -122,6 +124,7 @@ class ShardedSaver:
         fetches = {"path": names.save_tensor_name, **self._look}
         deadline = time.monotonic() + _TRIES_SECS
         feed: dict[Tensor, object] = {names.filename_tensor_name: path}
+        tried = 0
         while True:
             try:
                 with _storage_told_apart(path):
@@ -131,7 +134,9 @@ class ShardedSaver:
                     raise
             time.sleep(_PAUSE_SECS)
             found = self._stuck.look(session.run(self._counts))
-            feed[self._may_be_uneven] = found if time.monotonic() < deadline else np.ones_like(found)
+            tried += 1
+            is_late = time.monotonic() >= deadline and tried >= _TRIES
+            feed[self._may_be_uneven] = np.ones_like(found) if is_late else found
 
     def _saved_by_ps(self, session: Session, path: str) -> SaveResult | None:
         try:
