@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ _BEGIN = f'{{"{_METADATA}":'
 _MOST_CACHED_BYTES, _ENTRY_BYTES = 32 << 10, 64  # of a header that is kept; of an entry without its name
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _read_json = json.JSONDecoder().raw_decode
+_Memory = TypeVar("_Memory", bytearray, memoryview)
 
 
 def _new(num_bytes: int) -> Array:
@@ -186,24 +187,25 @@ def receive_header(source: Source, most_bytes: int = MOST_HEADER_BYTES) -> Heade
         OSError: If the connection fails, or ends within the header.
         ProtocolError: If what arrives is no such header.
     """
-    size = _received(source, bytearray(_SIZE.size), may_end=True)
-    if size is None:
+    size = memoryview(bytearray(_SIZE.size))
+    count = source.recv_into(size)
+    if not count:
         return None
+    _received(source, size[count:])
     length = _SIZE.unpack(size)[0]
     if not 2 <= length <= most_bytes:
         raise ProtocolError(f"a header of {length:,} bytes is announced: this is no message of tfps.")
     content = bytearray()
     while len(content) < length:  # in parts: only what has arrived takes memory
-        content += _received(source, bytearray(min(length - len(content), 1 << 20))) or b""
+        content += _received(source, bytearray(min(length - len(content), 1 << 20)))
     return _parsed(bytes(content))
 
 
-def receive(source: Source, accept: Callable[[Header], None] = lambda _: None, take: Take = _new) -> Message | None:
+def receive(source: Source, take: Take = _new) -> Message | None:
     """Receive a message; ``None`` if the connection has ended between two messages.
 
     Args:
         source: The connection.
-        accept: Raises an error for a header whose arrays are not wanted, before room is made for them.
         take: Returns memory of so many bytes.
 
     Raises:
@@ -211,23 +213,22 @@ def receive(source: Source, accept: Callable[[Header], None] = lambda _: None, t
         ProtocolError: If what arrives is no message.
     """
     header = receive_header(source)
-    if header is None:
-        return None
-    accept(header)
-    return Message(header.metadata, receive_tensors(source, header, take))
+    return None if header is None else Message(header.metadata, receive_tensors(source, header, take))
 
 
 def receive_tensors(source: Source, header: Header, take: Take = _new) -> Mapping[str, Array]:
-    """Receive the arrays that a header announces, in memory that ``take`` returns.
+    """Receive the arrays that a header announces, in memory that ``take`` returns; small ones share it.
 
     Raises:
         OSError: If the connection fails, or ends within them.
     """
-    found: dict[str, Array] = {}
+    shared = _received(source, take(header.num_bytes).data) if header.num_bytes <= _MOST_JOINED else None
+    found, end = {}, 0
     for name, spec in header.tensors.items():
-        memory = take(spec.num_bytes)
-        _received(source, memory.data)
-        found[name] = np.ndarray(spec.shape, spec.dtype.newbyteorder("<"), memory.data).astype(spec.dtype, copy=False)
+        begin, end = end, end + spec.num_bytes
+        memory = _received(source, take(spec.num_bytes).data) if shared is None else shared[begin:end]
+        array: Array = np.ndarray(spec.shape, spec.dtype.newbyteorder("<"), memory)
+        found[name] = array.astype(spec.dtype, copy=not array.flags.aligned)
     return found
 
 
@@ -244,14 +245,11 @@ def skip_tensors(source: Source, header: Header) -> None:
         left -= len(part)
 
 
-def _received(
-    source: Source, buffer: "bytearray | memoryview", may_end: bool = False
-) -> "bytearray | memoryview | None":
+def _received(source: Source, buffer: _Memory) -> _Memory:
+    """Return memory when it is full of what has arrived."""
     view, done = memoryview(buffer), 0
     while done < len(view):
         count = source.recv_into(view[done:])
-        if not count and may_end and not done:
-            return None
         if not count:
             raise ConnectionResetError("the connection ended within a message")
         done += count

@@ -65,6 +65,7 @@ class Server:
         self._lock = threading.Lock()
         self._first_values, self._has_first_values = FirstValues(), False
         self._is_stopping = False
+        self._accepted: tuple[object, object] = None, None  # what was announced last, and of which parameters
         self._methods: dict[str, Callable[[Message, Session], Message]] = {
             **{"status": self._status, "init": self._init, "pull": self._pull, "read": self._read},
             **{"pull_rows": self._pull_rows, "stage": self._stage},
@@ -132,10 +133,16 @@ class Server:
         self._first_values.check(header.metadata.get("giver", ""), announced(header.tensors))
 
     def _check_gradients(self, tensors: Mapping[str, TensorSpec]) -> None:
-        """Check what is announced of gradients; of rows, that they are no more than can be meant."""
+        """Check what is announced of gradients; of rows, that they are no more than can be meant.
+
+        A training loop announces the same again and again: its headers are kept, and so is what was accepted of them.
+        """
         self._check_ready()
+        if self._accepted[0] is tensors and self._accepted[1] is self._store.specs:
+            return
         self._store.check_announced(announced(tensors))
         check_rows(tensors, self._store.specs)
+        self._accepted = tensors, self._store.specs
 
     def _check_wanted_rows(self, header: Header) -> None:
         """Check how many rows a client wants: more than there can be in memory would hold up everybody."""

@@ -22,11 +22,15 @@ from tfps.client import connection, servers
 from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connect import connect
-from tfps.client.message import Message, TensorSpec
+from tfps.client.message import Header, Message, TensorSpec
 from tfps.client.progress import Progress
 from tfps.client.push_future import PushFuture
 from tfps.errors import ConfigError, PeerLostError, ProtocolError, ServiceEndedError, ServiceError
+from tfps.runtime.service.parameters.store import Store
+from tfps.runtime.service.parameters.versions import Version
 from tfps.runtime.service.pushes import Rules
+from tfps.runtime.service.server import Server
+from tfps.runtime.service.session import Session
 
 
 @pytest.mark.parametrize("num_ps", [1, 2, 3])
@@ -821,3 +825,16 @@ def test_a_dropped_push_after_one_that_was_applied_is_no_mistake(caplog: pytest.
     assert (progress.dropped, caplog.text) == (2, "")
     progress.pushed(Message({"applied": "0", "generation": "a", "step": "2"}), computed)
     assert "both are of step 1. Pull before each push." in caplog.text
+
+
+def test_what_was_announced_before_is_checked_again_for_other_parameters() -> None:
+    """The service may begin again with other ones, while a client announces the same as before."""
+    server, header = Server(1, Store()), Header({"method": "stage"}, {"d/w": TensorSpec(np.dtype(np.float32), (2,))})
+    for generation, value in (("a", np.zeros(2, np.float32)), ("b", np.zeros(2, np.float32)), ("c", np.zeros(3))):
+        server.begin(Version(generation), "run", {"w": TensorSpec.of(value)}, {"w": value})
+        if generation < "c":
+            server.accept(header, Session())
+            server.accept(header, Session())
+    for _ in range(2):
+        with pytest.raises(ServiceError, match=r"w: expected float64\[3\], given float32\[2\]"):
+            server.accept(header, Session())

@@ -20,7 +20,7 @@ from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import make_optimizer
 from tfps.runtime.service.parameters.aggregate import BufferValue, Change, combined, combined_buffer, is_finite
-from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
+from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates, read_value
 from tfps.text import did_you_mean, show
 from tfps.tf_types import Variable
 
@@ -48,8 +48,7 @@ class Store:
         self._variables: dict[str, Variable] = {}
         self._updates = CompiledUpdates(self._optimizer)
         self._specs: Mapping[str, TensorSpec] = {}
-        self._reads: dict[str, Array] = {}  # since the last update
-        self._with_rows: set[str] = set()  # the parameters of which rows were updated
+        self._reads: dict[str, Array] = {}  # values that no update has changed since
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -76,7 +75,6 @@ class Store:
         """
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
             self._reads.clear()
-            self._with_rows.clear()
             self._optimizer = make_optimizer(self._options, **_DEFAULTS)
             self._variables = {
                 name: tf.Variable(value, use_resource=True, name="parameter", dtype=value.dtype)
@@ -126,9 +124,9 @@ class Store:
             values, what = change.value, "value"
         else:
             values = change
-        given = TensorSpec.of(values, is_buffer=isinstance(change, BufferValue))
-        if given != expected:
-            raise ServiceError(f"{show(name)}: expected {expected}, given {given}.")
+        is_buffer = isinstance(change, BufferValue)
+        if (values.dtype, values.shape, is_buffer) != (expected.dtype, expected.shape, expected.is_buffer):
+            raise ServiceError(f"{show(name)}: expected {expected}, given {TensorSpec.of(values, is_buffer)}.")
         if not is_finite(values):
             kind = "NaN" if np.isnan(values).any() else "Inf"
             raise ServiceError(f"{show(name)}: the {what} has {kind}; it is not applied.")
@@ -158,15 +156,12 @@ class Store:
             return {name: self._value(name) for name in (self._variables if names is None else names)}
 
     def _value(self, name: str) -> Array:
-        """Return a parameter, read once between two updates.
-
-        After an update of rows, TensorFlow copies the parameter at each read (``copy_on_read_mode`` in
-        tensorflow/core/framework/resource_var.h). Such a copy lasts only as long as its reader needs it.
-        """
+        """Return a parameter, read once between two updates of it; a copy lasts only as long as its reader needs it."""
         if name in self._reads:
             return self._reads[name]
-        value = _array(_read(self._variable(name)))
-        if name not in self._with_rows:
+        variable = self._variable(name)
+        value = _array(read_value(variable))
+        if not self._updates.is_copied(variable):
             self._reads[name] = value
         return value
 
@@ -190,24 +185,26 @@ class Store:
             pushes: Of each push, the changes by name; in the order in which they are added up.
             count: How many pushes the update is of, if some have no part here.
         """
-        pairs, buffers = [], []
+        pairs, names, buffers = [], [], {}
         with tf.device("CPU:0"):
             for name, variable in self._variables.items():
                 given: Any = [push[name] for push in pushes if name in push]
                 if given and self._specs[name].is_buffer:
-                    buffers.append((combined_buffer(given, self._aggregate), variable))
+                    buffers[name] = combined_buffer(given, self._aggregate)
                 elif given:
                     shape = self._specs[name].shape
                     pairs.append((combined(given, max(count, len(pushes)), self._aggregate, shape), variable))
+                    names.append(name)
             with self._lock:
-                self._reads.clear()  # before the update, which would copy what is in use
-                self._with_rows |= {name for push in pushes for name, one in push.items() if isinstance(one, Rows)}
+                for name in (*names, *buffers):
+                    self._reads.pop(name, None)  # before the update, which would copy what is in use
                 if pairs:
-                    self._updates.apply(pairs)
+                    values = self._updates.apply(pairs)
+                    self._reads |= {names[index]: _array(value) for index, value in values.items()}
                 else:
                     self._finish()
-                for value, variable in buffers:
-                    variable.assign(value)
+                for name, value in buffers.items():
+                    self._variables[name].assign(value)
 
     def _finish(self) -> None:
         """Do what the optimizer does in an update beside the variables, as Adam does with its powers."""
@@ -218,7 +215,7 @@ class Store:
     def state(self) -> Mapping[str, Array]:
         """Return all parameters and slots of one moment, by the names of a checkpoint."""
         with self._lock:
-            return {name: _array(_read(variable)) for name, variable in self._named().items()}
+            return {name: _array(read_value(variable)) for name, variable in self._named().items()}
 
     def restore(self, specs: Mapping[str, TensorSpec], state: Mapping[str, Array]) -> None:
         """Create the parameters, and give them and their slots the values of a checkpoint.
@@ -259,11 +256,6 @@ def _parts(name: str) -> tuple[str, int]:
     found = re.fullmatch(r"(.*?)(?:_(\d+))?", name.partition(":")[0].rpartition("/")[2])
     assert found
     return found[1], int(found[2] or 0)
-
-
-def _read(variable: Variable) -> Any:
-    """Return a variable's value, without a copy; ``read_value`` takes one operation more."""
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _array(value: Any) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfps.client.rows import Rows
 from tfps.runtime.service.parameters import compiled_updates
 from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
 
@@ -43,3 +44,26 @@ def test_there_are_only_so_many_functions(monkeypatch: pytest.MonkeyPatch) -> No
             updates.apply([(tf.constant([1.0], tf.float64), variable)])
     assert own.apply_gradients.call_count == 2 * 2 + 2 * 5
     assert [variable.numpy().item() for variable in variables] == [-5] * 4
+
+
+def test_an_update_reads_what_it_has_made() -> None:
+    """Once it is a function, each parameter of which no rows were updated; a copy of such a table would be too much."""
+    table, vector = tf.Variable(np.zeros([3, 2])), tf.Variable(np.zeros(2))
+    updates, rows = CompiledUpdates(optimizer()), Rows(np.array([1]), np.ones([1, 2]))
+    dense = [(np.ones([3, 2]), table), (np.ones(2), vector)]
+    assert updates.apply(dense) == {}
+    for number in (2, 3):
+        found = updates.apply(dense)
+        assert sorted(found) == [0, 1]
+        np.testing.assert_array_equal(found[0], np.full([3, 2], -number))
+        np.testing.assert_array_equal(found[1], np.full(2, -number))
+    assert not updates.is_copied(table)
+    for _ in range(2):
+        found = updates.apply([(rows, table), dense[1]])
+    assert sorted(found) == [1]
+    np.testing.assert_array_equal(found[1], [-5, -5])
+    assert updates.is_copied(table)
+    for _ in range(2):
+        found = updates.apply(dense)
+    assert sorted(found) == [1]
+    np.testing.assert_array_equal(table, [[-5, -5], [-7, -7], [-5, -5]])

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tfps.client.message import Array, TensorSpec
 from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
+from tfps.runtime.service.parameters import store as store_module
 from tfps.runtime.service.parameters.aggregate import BufferValue
 from tfps.runtime.service.parameters.store import Store
 
@@ -76,6 +78,16 @@ def test_reads_of_the_same_moment_are_one() -> None:
             assert all(store.read(names)[name] is value for name, value in found.items())
 
 
+def test_a_read_after_an_update_that_came_again_takes_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update has read what it has made; what it has left alone was read before."""
+    store, reads = created(), mock.Mock(side_effect=store_module.read_value)
+    monkeypatch.setattr(store_module, "read_value", reads)
+    for seed in range(3):
+        store.update([gradients(seed, ["a.weight", "b"])])
+        store.read()
+    assert reads.call_count == len(FIRST), "those of the first update, whose function is not made yet"
+
+
 def test_what_a_read_has_to_copy_lasts_no_longer_than_its_reader() -> None:
     """After an update of rows, TensorFlow copies the whole table at each read."""
     store = Store("sgd", 1.0)
@@ -93,6 +105,29 @@ def test_what_a_read_has_to_copy_lasts_no_longer_than_its_reader() -> None:
     np.testing.assert_array_equal(store.read()["w"], [-1, -2])
     store.create({"w": np.zeros(2)})  # another table, of which no rows were updated
     assert store.read()["w"] is store.read()["w"]
+
+
+def test_reads_are_of_all_updates_before() -> None:
+    """Of some parameters, of all, of rows and of buffers, as often as makes functions of them: exact, and as NumPy."""
+    random = np.random.default_rng(2)
+    own = {name: np.zeros([3, 2], np.float32) for name in "abcd"} | {"m": np.zeros(2, np.float32)}
+    store = Store("sgd", 1.0)
+    store.create(own, ["m"])
+    for turn in range(300):
+        push: dict[str, Any] = {}
+        for name in random.permutation(list("abcd"))[: random.integers(5)]:
+            values = random.integers(-9, 9, [3, 2]).astype(np.float32)
+            push[name] = Rows(np.array([0, 2, 0]), values) if turn > 100 and name == "d" else values
+        if random.integers(4) == 0:
+            push["m"] = BufferValue(random.integers(9, size=2).astype(np.float32))
+        store.update([push])
+        for name, change in push.items():
+            if isinstance(change, Rows):
+                np.subtract.at(own[name], change.ids, change.values)
+            else:
+                own[name] = change.value if isinstance(change, BufferValue) else own[name] - change
+        wanted = None if random.integers(2) else [*random.permutation(list(own))[:2]]
+        equal(store.read(wanted), own if wanted is None else {name: own[name] for name in wanted})
 
 
 def test_the_sum_of_rows_has_the_bits_of_the_order_of_the_workers() -> None:
