@@ -277,7 +277,7 @@ class Client:
         """
         spec = self._servers.spec(name)
         array = as_array(name, value, spec.dtype)
-        if TensorSpec.of(array, is_buffer) != spec:
+        if not spec.fits(array, is_buffer):
             raise ServiceError(f"{show(name)}: expected {spec}, given {TensorSpec.of(array, is_buffer)}.")
         return array
 

@@ -19,7 +19,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,10 +45,7 @@ _MOST_CACHED_BYTES, _ENTRY_BYTES = 32 << 10, 64  # of a header that is kept; of 
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _read_json = json.JSONDecoder().raw_decode
 _Memory = TypeVar("_Memory", bytearray, memoryview)
-
-
-def _new(num_bytes: int) -> Array:
-    return np.empty(num_bytes, np.uint8)
+_new: Take = partial(np.empty, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,17 @@ class TensorSpec:
     shape: tuple[int, ...]
     is_buffer: bool = False
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The size of the array in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]{' of a buffer' if self.is_buffer else ''}"
+
+    def fits(self, array: Array, is_buffer: bool = False) -> bool:
+        """Return whether this is what there is to announce of an array."""
+        return (array.dtype, array.shape, is_buffer) == (self.dtype, self.shape, self.is_buffer)
 
     @classmethod
     def of(cls, array: Array, is_buffer: bool = False) -> "TensorSpec":
@@ -91,7 +92,7 @@ class Header:
     metadata: Mapping[str, str]
     tensors: Mapping[str, TensorSpec]
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """The size of all arrays in bytes."""
         return sum(spec.num_bytes for spec in self.tensors.values())

@@ -125,7 +125,7 @@ class Store:
         else:
             values = change
         is_buffer = isinstance(change, BufferValue)
-        if (values.dtype, values.shape, is_buffer) != (expected.dtype, expected.shape, expected.is_buffer):
+        if not expected.fits(values, is_buffer):
             raise ServiceError(f"{show(name)}: expected {expected}, given {TensorSpec.of(values, is_buffer)}.")
         if not is_finite(values):
             kind = "NaN" if np.isnan(values).any() else "Inf"
