@@ -20,8 +20,11 @@ import tfps
 
 def held(directory, name, element):
     file = pathlib.Path(directory) / f"hold-{name}"
-    while file.exists() and element >= int(file.read_text() or 0):
-        time.sleep(0.05)
+    try:
+        while element >= int(file.read_text() or 0):
+            time.sleep(0.05)
+    except FileNotFoundError:  # perhaps just now
+        pass
     return element
 
 def input_fn(mode, params, input_context):

@@ -32,14 +32,18 @@ from tfps.client.connect import connect
 from tfps.errors import PeerLostError, ServiceEndedError, ServiceError
 
 NAMES = ("a", "b", "c")
+_PAUSE_SECS = 0.05
 MINUS_ONES = {name: -np.ones(5, np.float32) for name in NAMES}
 
 
 class Pushing:
-    """Clients that push in the background until the service ends, and check what they read; one may be bad."""
+    """Clients that push in the background until the service ends, and check what they read; one may be bad.
 
-    def __init__(self, hosts: str, clients: int = 2, pause_secs: float = 0.01, bad: int | None = None) -> None:
-        self._hosts, self._pause_secs, self._bad = hosts, pause_secs, bad
+    They pause: a service tells of its steps each second, and has to do so before its last one also on a fast machine.
+    """
+
+    def __init__(self, hosts: str, clients: int = 2, bad: int | None = None) -> None:
+        self._hosts, self._bad = hosts, bad
         self._pool = ThreadPoolExecutor(clients)
         self.over = threading.Event()
         self._counts: list[Future[int]] = [self._pool.submit(self._push, worker) for worker in range(clients)]
@@ -55,7 +59,7 @@ class Pushing:
                 count += 1
                 found = {float(number) for value in ps.pull().values() for number in value}
                 assert len(found) == 1, found
-                time.sleep(self._pause_secs)
+                time.sleep(_PAUSE_SECS)
         return count
 
     def counts(self) -> list[int]:
