@@ -243,7 +243,7 @@ def test_a_checkpoint_that_the_running_job_deletes_is_no_damage(
 ) -> None:
     """``tfps eval`` and ``tfps export`` take the one that is the newest by then, unless the user has named one."""
     config, options = JobConfig(model_dir=str(trained)), ResultOptions(given, str(tmp_path / "export"))
-    gone = evaluate._Trained(config, options, MODEL, str(trained / "model.ckpt-3"))
+    gone = evaluate._Trained(config, options, MODEL, str(trained / "model.ckpt-3"), "")
     monkeypatch.setattr(evaluate, "_trained", lambda *_: gone)
     for use in (evaluate._eval, evaluate._export):
         with pytest.raises(CheckpointError, match=r"model\.ckpt-3") if given else contextlib.nullcontext():
