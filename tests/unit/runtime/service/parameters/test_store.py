@@ -317,21 +317,22 @@ def test_an_update_without_gradients_here_moves_the_optimizer_on() -> None:
     assert one.state()["beta1_power"] == other.state()["beta1_power"] < 0.9 * 0.9 * 0.9 + 1e-6
 
 
+@pytest.mark.parametrize("size", [1000, 3_000_000], ids=["small", "large"])  # which are looked at in different ways
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_what_is_not_finite_is_found(bad: float, dtype: Any) -> None:
+def test_what_is_not_finite_is_found(bad: float, dtype: Any, size: int) -> None:
     """Also beside its opposite; numbers whose sum alone is too large are none."""
     store, most = Store(), np.finfo(dtype).max
-    store.create({"w": np.zeros(1000, dtype)})
-    store.check({"w": np.full(1000, most)})
-    store.check({"w": np.full(1000, -most)})
-    for place in (0, 500, 999):
-        gradient = np.full(1000, most)
+    store.create({"w": np.zeros(size, dtype)})
+    store.check({"w": np.full(size, most)})
+    store.check({"w": np.full(size, -most)})
+    for place in (0, size // 2, size - 1):
+        gradient = np.full(size, most)
         gradient[place] = bad
         with pytest.raises(ServiceError, match="the gradient has"):
             store.check({"w": gradient})
     with pytest.raises(ServiceError, match="the gradient has Inf"):
-        store.check({"w": np.array([np.inf, -np.inf] * 500, dtype)})
+        store.check({"w": np.array([np.inf, -np.inf] * (size // 2), dtype)})
 
 
 @pytest.mark.parametrize(("dtype", "large"), [(np.float16, 40000), (np.float32, 3e38)])
