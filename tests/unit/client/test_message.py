@@ -268,3 +268,23 @@ def test_small_arrays_that_share_memory_are_arrays_like_others(pair: tuple[socke
     found["a"][:] = 1
     np.testing.assert_array_equal(found["c"], 7)
     np.testing.assert_array_equal(found["b"], [9] * 4)
+
+
+def test_a_message_may_arrive_byte_by_byte() -> None:
+    """As a network may cut it: also within the size of the header, and within small arrays."""
+    sent = Message({"id": "7"}, {"a": np.arange(3, dtype=np.uint8), "b": np.arange(4.0)})
+    left = b"".join(messages.encode(sent)) * 2
+
+    class Slow:
+        def recv_into(self, buffer: memoryview, /) -> int:
+            nonlocal left
+            buffer[:1], left = left[:1], left[1:]
+            return 1
+
+    for _ in range(2):
+        found = messages.receive(Slow())
+        assert found is not None
+        assert found.metadata == sent.metadata
+        np.testing.assert_array_equal(found.tensors["b"], np.arange(4.0))
+        np.testing.assert_array_equal(found.tensors["a"], [0, 1, 2])
+    assert not left
