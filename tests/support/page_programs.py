@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from tfps.data import digits
 
 Floats = npt.NDArray[np.float64]
 LOOPBACK = REPO / "tests" / "support" / "loopback"
-LONGEST = 60
+MOST_LINES, END_SECS = 60, 60  # of a program; after a signal
 
 
 def program(page: str) -> str:
@@ -23,7 +24,7 @@ def program(page: str) -> str:
     text = (REPO / "tfps" / "docs" / page).read_text()
     found = re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found, page
-    assert found[1].count("\n") < LONGEST
+    assert found[1].count("\n") < MOST_LINES
     return found[1]
 
 
@@ -33,19 +34,28 @@ def run(page: str, directory: Path, *args: str, secs: float = 150, **env: str) -
     outside = directory / "outside"
     path = os.pathsep.join([str(LOOPBACK), str(REPO)])
     home = {"HOME": str(directory), "TMPDIR": str(directory), "PYTHONPATH": path, "OUTSIDE": str(outside)}
-    ended = subprocess.run(
-        [sys.executable, "program.py", *args],
+    with subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "program.py", *args],
         cwd=directory,
         env=environment(**{**home, **env}),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=secs * PATIENCE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ) as started:
+        output, log = _communicate(started, secs * PATIENCE)
+    assert started.returncode == 0, output + log
     assert not outside.exists(), outside.read_text()
-    return ended.stdout
+    return output
+
+
+def _communicate(started: subprocess.Popen[str], secs: float) -> tuple[str, str]:
+    """Return what a program writes; one that does not end in time is ended, and writes where its threads are."""
+    try:
+        return started.communicate(timeout=secs)
+    except subprocess.TimeoutExpired:
+        started.send_signal(signal.SIGABRT)
+        return started.communicate(timeout=END_SECS)
 
 
 class Trained(NamedTuple):
