@@ -135,6 +135,13 @@ def test_workers_without_ps_take_turns(tmp_path: Path, flags: dict[str, Any], nu
     assert variables_of(tmp_path)["global_step"] == whole + (left >= num_workers)
 
 
+@pytest.mark.parametrize("flags", WITHOUT_PS, ids=lambda flags: flags["mode"])
+def test_a_worker_alone_without_ps_takes_several_steps_in_a_run(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """Each step has the next examples, as with one step in a run."""
+    train(MODEL, 0, 1, **flags_of(model_dir=tmp_path, epochs=2, steps_per_run=3, **flags))
+    np.testing.assert_allclose(used(tmp_path), np.full(SIZE, 2), rtol=1e-5)
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_sync_takes_turns(tmp_path: Path, num_workers: int, epochs: int) -> None:
