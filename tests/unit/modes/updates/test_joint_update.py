@@ -251,7 +251,7 @@ ON_ONE = [(kind, 1) for kind in [_Accumulating, _InFunction, *BACK]]
 @pytest.mark.parametrize(("kind", "num_ps"), [*ON_TWO, *ON_ONE])
 def test_no_update_is_lost(tmp_path: Path, kind: Any, num_ps: int) -> None:
     """Each weight is the number of updates, whatever an optimizer puts them into."""
-    train(model(lambda: kind(descent())), num_ps, 2, 60, model_dir=str(tmp_path), max_steps=STEPS)
+    train(model(lambda: kind(descent())), num_ps, 2, model_dir=str(tmp_path), max_steps=STEPS)
     found = variables_of(tmp_path)
     assert found["global_step"] == STEPS
     assert (found["scalar"], set(found["vector"].tolist())) == (STEPS, {STEPS})
@@ -336,7 +336,7 @@ def test_a_stock_optimizer_needs_no_joint_update(name: str) -> None:
 def test_adam_in_a_branch_multiplies_its_powers_once_per_update(tmp_path: Path, num_ps: int) -> None:
     """The powers of beta are those of one machine to the last bits, after updates of two workers."""
     optimizer = lambda: _IfSmall(tf.train.AdamOptimizer(0.001))  # noqa: E731
-    train(model(optimizer), num_ps, 2, 60, model_dir=str(tmp_path), max_steps=STEPS)
+    train(model(optimizer), num_ps, 2, model_dir=str(tmp_path), max_steps=STEPS)
     [power] = [value for name, value in variables_of(tmp_path).items() if name.endswith("beta1_power")]
     np.testing.assert_allclose(power, 0.9 ** (STEPS + 1), rtol=1e-4)
 
@@ -345,7 +345,7 @@ def test_adam_in_a_branch_multiplies_its_powers_once_per_update(tmp_path: Path, 
 def test_adam_with_an_average_multiplies_its_powers_once_per_update(tmp_path: Path, num_ps: int) -> None:
     """The powers of beta are those of one machine to the bit, after updates of three workers."""
     optimizer = lambda: _Averaging(tf.train.AdamOptimizer(0.001, 0.999, 0.9999))  # noqa: E731
-    train(model(optimizer), num_ps, 3, 60, model_dir=str(tmp_path), max_steps=STEPS)
+    train(model(optimizer), num_ps, 3, model_dir=str(tmp_path), max_steps=STEPS)
     found = variables_of(tmp_path)
     for name, beta in (("beta1_power", np.float32(0.999)), ("beta2_power", np.float32(0.9999))):
         [power] = [value for key, value in found.items() if key.endswith(name)]

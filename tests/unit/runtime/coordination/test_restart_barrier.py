@@ -121,7 +121,7 @@ def test_called_together_they_lose_no_step(tmp_path: Path, num_ps: int, num_work
     """Broken off in its steps and begun anew four times, a job has made exactly its updates, each the exact mean."""
     steps = 800
     flags = {"mode": "sync", "max_steps": steps, "steps_per_run": steps_per_run, "model_dir": str(tmp_path)}
-    with job(model_of(slow_powers(0.002), twins), num_ps, num_workers, **flags) as running:
+    with job(model_of(slow_powers(0.005), twins), num_ps, num_workers, **flags) as running:
         caller = Caller(num_ps, num_workers)
         for generation in range(4):
             caller.wait_until_released(generation)
