@@ -62,7 +62,7 @@ ELSEWHERE = {  # test file: the modules that it tests beside the one of its own 
     "unit/runtime/service/test_sequencer.py": ["runtime/service/pushes"],
     "unit/runtime/service/test_server.py": [
         *("client/background", "client/client", "client/connect", "client/connection", "client/push_future"),
-        *("client/progress", "client/rows", "client/servers"),
+        *("client/progress", "client/servers"),
         *("runtime/service/followers", "runtime/service/following_server"),
         *("runtime/service/gradients", "runtime/service/session"),
     ],

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.service import service, together
+from support.cutting_proxy import CuttingProxy
+from support.service import Wire, service, together
 from torch import nn
 from torch.nn import functional
 
-from tfps.client.adapters import adapter_of, torch_module
-from tfps.client.rows import Rows
+from tfps.client.adapters import adapter_of
+from tfps.client.adapters.torch_module import TorchModule
+from tfps.client.arrays import Rows
+from tfps.client.connect import connect
 from tfps.errors import ServiceError
 from tfps.runtime.service.pushes import Rules
 
@@ -58,12 +61,12 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
 def test_names_are_those_of_named_parameters() -> None:
     """Of the parameters that are trained; one that is used twice has its first name. Memory is the model's."""
     model = Net()
-    assert adapter_of(model) is torch_module
-    found = torch_module.values(model)
+    assert isinstance(adapter_of(model), TorchModule)
+    found = TorchModule(model).values()
     assert list(found) == [*FIRST, "norm.weight", "norm.bias", "unused.weight", "unused.bias"]
     assert all(np.shares_memory(found[name], model.get_parameter(name).detach().numpy()) for name in found)
     backward(model, 0)
-    pushed = torch_module.gradients(model, None)
+    pushed = TorchModule(model).gradients(None)
     assert list(pushed) == [*FIRST, "norm.weight", "norm.bias"]
     assert all(np.shares_memory(pushed[name], model.get_parameter(name).grad.numpy()) for name in pushed)
 
@@ -84,7 +87,7 @@ def test_values_are_copied_into_the_tensors_that_there_are() -> None:
         x, _ = batch(0)
         other.first.requires_grad_(False)  # it stays a parameter of the service, and is not pushed
         other(x).sum().backward()
-        assert "first.weight" not in torch_module.gradients(other, None)
+        assert "first.weight" not in TorchModule(other).gradients(None)
         with torch.no_grad():
             other.first.weight.zero_()
         ps.pull_into(other)
@@ -156,17 +159,76 @@ def test_buffers_are_shared_if_asked_for(num_ps: int) -> None:
     assert not torch.equal(plain[0].norm.running_mean, plain[1].norm.running_mean)
 
 
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_connections_that_are_cut_leave_no_mixture(num_ps: int, seed: int) -> None:
+    """Answers arrive in the module's own memory: after each call it has what the service has, with its buffers."""
+    proxies: list[CuttingProxy] = []
+    direct: list[str] = []
+
+    def via(address: str) -> str:
+        direct.append(address)
+        proxies.append(CuttingProxy(int(address.rpartition(":")[2]), seed + len(proxies)))
+        return f"127.0.0.1:{proxies[-1].port}"
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    with service(num_ps, learning_rate=0.01, wire=Wire(via=via, retry_secs=60.0)) as running:
+        with running.client(retry_secs=60) as ps, connect(",".join(direct)) as other:
+            ps.init_module(model, buffers=True)
+            for step in range(60):
+                model.zero_grad()
+                (model(torch.randn(8, 4)) ** 2).mean().backward()
+                average = model[1].running_mean.clone()
+                assert ps.push_pull_into(model, buffers=True) is model
+                assert ps.pulled_step == step + 1
+                torch.testing.assert_close(model[1].running_mean, average, rtol=0, atol=0)
+                values = other.pull()
+                assert values.keys() == {name for name, _ in model.state_dict().items()}
+                for name, one in model.state_dict().items():
+                    np.testing.assert_array_equal(one.numpy(), values[name], name)
+        for proxy in proxies:
+            proxy.is_cutting = False
+            proxy.close()
+    assert sum(proxy.cuts for proxy in proxies) > 10
+
+
+def test_backward_tells_of_values_that_have_arrived_since() -> None:
+    """As after any other change of a tensor that a gradient needs: the gradient would be that of neither."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    with service() as running, running.client() as ps:
+        ps.init_module(model)
+        loss = model(torch.ones(2, 4)).sum()
+        ps.pull_into(model)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_module_that_lacks_the_values_is_not_changed() -> None:
+    """Whichever of its tensors does not fit: values arrive in its memory only if all do."""
+    with service() as running, running.client() as ps:
+        ps.init_module(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        for other in (
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)),
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(2, 2)),
+        ):
+            before = arrays(other)
+            with pytest.raises(ServiceError):
+                ps.pull_into(other)
+            for name, value in arrays(other).items():
+                np.testing.assert_array_equal(value, before[name])
+
+
 def test_buffers_are_those_of_the_state() -> None:
     """Not those that ``state_dict`` leaves out; a compiled module has the names of the one inside."""
     model = nn.Module()
     model.register_buffer("kept", torch.ones(2, dtype=torch.bfloat16))
     model.register_buffer("left", torch.ones(2), persistent=False)
-    assert {name: one.dtype for name, one in torch_module.buffers(model).items()} == {"kept": np.float32}
-    assert set(torch_module.buffers(torch.compile(Net()))) == {name for name, _ in Net().named_buffers()}
+    assert {name: one.dtype for name, one in TorchModule(model).buffers().items()} == {"kept": np.float32}
+    assert set(TorchModule(torch.compile(Net())).buffers()) == {name for name, _ in Net().named_buffers()}
     with service() as running, running.client() as ps:
         ps.init_module(Net())
         with pytest.raises(ServiceError, match="is no parameter"):
-            ps.push({}, torch_module.buffers(Net()))
+            ps.push({}, TorchModule(Net()).buffers())
 
 
 class Table(nn.Module):
@@ -189,7 +251,7 @@ def test_sparse_gradients_are_pushed_as_rows_in_the_same_update(num_ps: int) -> 
         ps.init_module(model)
         before = arrays(model)
         model(torch.tensor([4, 1, 4])).sum().backward()
-        rows = torch_module.gradients(model, None)["table.weight"]
+        rows = TorchModule(model).gradients(None)["table.weight"]
         assert isinstance(rows, Rows)
         assert rows.ids.tolist() == [1, 4]
         expected = np.zeros_like(before["table.weight"])
@@ -207,7 +269,7 @@ def test_sparse_gradients_are_pushed_as_rows_in_the_same_update(num_ps: int) -> 
 def test_sparse_gradients_of_another_layout_are_made_dense() -> None:
     """Such as one of an index for each number."""
     model = nn.Linear(2, 2, bias=False)
-    found = torch_module.gradients(model, {"weight": torch.tensor([[0.0, 2], [3, 0]]).to_sparse()})
+    found = TorchModule(model).gradients({"weight": torch.tensor([[0.0, 2], [3, 0]]).to_sparse()})
     assert found["weight"].tolist() == [[0, 2], [3, 0]]
 
 
@@ -220,11 +282,11 @@ def test_names_are_those_of_the_module_inside(wrap: Callable[[nn.Module], Any]) 
     """A module that is wrapped or compiled, and one of which a part is, has the same parameters."""
     inner = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     expected = ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert list(torch_module.values(wrap(inner))) == expected
+    assert list(TorchModule(wrap(inner)).values()) == expected
     partly = nn.Sequential(torch.compile(nn.Linear(2, 2)), nn.Linear(2, 2))
-    assert list(torch_module.values(partly)) == expected
-    changed = {name: np.full_like(value, 7) for name, value in torch_module.values(inner).items()}
-    torch_module.assign(wrap(inner), changed)
+    assert list(TorchModule(partly).values()) == expected
+    changed = {name: np.full_like(value, 7) for name, value in TorchModule(inner).values().items()}
+    TorchModule(wrap(inner)).assign(changed)
     assert inner[1].bias.tolist() == [7, 7]
 
 
@@ -266,14 +328,14 @@ def test_gradients_can_be_given() -> None:
     """Those of ``torch.autograd.grad``, in order; those of ``torch.func.grad``, by name."""
     model = Net()
     x, y = batch(0)
-    names = list(torch_module.values(model))
+    names = list(TorchModule(model).values())
     given = torch.autograd.grad(
         functional.mse_loss(model(x), y), [model.get_parameter(name) for name in names], allow_unused=True
     )
-    found = torch_module.gradients(model, given)
+    found = TorchModule(model).gradients(given)
     assert list(found) == [*FIRST, "norm.weight", "norm.bias"]
     np.testing.assert_array_equal(found["first.weight"], given[0].numpy())
-    assert list(torch_module.gradients(model, {"norm.bias": given[4]})) == ["norm.bias"]
+    assert list(TorchModule(model).gradients({"norm.bias": given[4]})) == ["norm.bias"]
 
 
 @pytest.mark.parametrize(
@@ -288,14 +350,14 @@ def test_gradients_can_be_given() -> None:
 def test_what_cannot_be_pushed_is_named(model: nn.Module, gradients: Any, problem: str) -> None:
     """And nothing is sent."""
     with pytest.raises(ServiceError, match=problem):
-        torch_module.gradients(model, gradients)
+        TorchModule(model).gradients(gradients)
 
 
 @pytest.mark.parametrize("model", [nn.LazyLinear(2), nn.Linear(2, 2, device="meta")])
 def test_what_has_no_values_is_named(model: nn.Module) -> None:
     """A lazy module before its first batch, and one that has shapes only."""
     with pytest.raises(ServiceError, match="weight: cannot be sent"):
-        torch_module.values(model)
+        TorchModule(model).values()
 
 
 def test_a_model_that_is_another_one_is_not_changed() -> None:

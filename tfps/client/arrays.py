@@ -1,6 +1,7 @@
 """What callers give to a client, as arrays."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,19 @@ import numpy as np
 from tfps.client.message import Array, TensorSpec
 from tfps.errors import ServiceError
 from tfps.text import one_line, show
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a gradient; all others are 0.
+
+    Attributes:
+        ids: int64 [n]: the numbers of the rows. One that occurs more than once counts as often.
+        values: [n, ...]: the rows.
+    """
+
+    ids: Array
+    values: Array
 
 
 def as_array(name: str, value: Any, dtype: "np.dtype[Any] | None" = None) -> Array:

@@ -18,12 +18,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfps.client.adapters import adapter_of
-from tfps.client.arrays import as_array, as_ids, check_mapping
+from tfps.client.adapters import adapter_of, memory_for
+from tfps.client.arrays import Rows, as_array, as_ids, check_mapping
 from tfps.client.background import Background
 from tfps.client.message import Array, TensorSpec
 from tfps.client.progress import Seen
-from tfps.client.rows import Rows
 from tfps.client.servers import BUFFER, DENSE, IDS, ROWS, Servers
 from tfps.errors import ServiceError
 from tfps.text import show
@@ -107,11 +106,13 @@ class Client:
 
     def push_pull(self, gradients: Mapping[str, Any], buffers: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Push gradients, and return all parameters as they are then."""
-        arrays = self._named(gradients, buffers)
+        return self._push_pull(self._named(gradients, buffers))
+
+    def _push_pull(self, arrays: Mapping[str, Array], into: Mapping[str, Array] | None = None) -> dict[str, Array]:
         self._check_background()
         with self._pushing:
             self._pushes += 1
-            return self._servers.push_pull(arrays, self._pushes)
+            return self._servers.push_pull(arrays, self._pushes, into)
 
     def pull_rows(self, name: str, ids: Any) -> Array:
         """Return rows of a parameter: [n, ...] for ids [n], which may repeat.
@@ -137,11 +138,14 @@ class Client:
                 the model's own.
         """
         adapter = adapter_of(model)
-        self.init(adapter.values(model), adapter.buffers(model) if buffers else None)
+        self.init(adapter.values(), adapter.buffers() if buffers else None)
         return self.pull_into(model)
 
     def pull_into(self, model: Any) -> Any:
         """Give a model the present values of parameters, and of the buffers that the service has.
+
+        Those of a PyTorch module on the CPU arrive in its own memory: a call that raises an error may leave values of
+        two steps there.
 
         From now on, this process keeps the memory that it frees: each step of training takes as much. glibc's
         ``MALLOC_TRIM_THRESHOLD_`` or another of its variables in the environment prevents that.
@@ -152,7 +156,9 @@ class Client:
         from tfps import malloc  # noqa: PLC0415  slow to import
 
         malloc.keep_freed()
-        return adapter_of(model).assign(model, self.pull())
+        adapter = adapter_of(model)
+        specs = self._servers.specs
+        return adapter.assign(self._servers.pull(list(specs), memory_for(specs, adapter)))
 
     def push_grads(self, model: Any, gradients: Any = None, buffers: bool = False) -> int:
         """Push the gradients of a model; return what ``push`` returns.
@@ -164,7 +170,7 @@ class Client:
             buffers: Whether to push the values of its buffers, too; ``init_module`` has to have given them.
         """
         adapter = adapter_of(model)
-        return self.push(adapter.gradients(model, gradients), adapter.buffers(model) if buffers else None)
+        return self.push(adapter.gradients(gradients), adapter.buffers() if buffers else None)
 
     def push_pull_into(self, model: Any, gradients: Any = None, buffers: bool = False) -> Any:
         """Push the gradients of a model, then give it the parameters' values; one round trip if there is one server.
@@ -172,8 +178,9 @@ class Client:
         Takes what ``push_grads`` takes, and returns what ``pull_into`` returns.
         """
         adapter = adapter_of(model)
-        values = adapter.buffers(model) if buffers else None
-        return adapter.assign(model, self.push_pull(adapter.gradients(model, gradients), values))
+        values = {name: one.copy() for name, one in adapter.buffers().items()} if buffers else None  # not what arrives
+        arrays = self._named(adapter.gradients(gradients), values)
+        return adapter.assign(self._push_pull(arrays, memory_for(self._servers.specs, adapter)))
 
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.buffers import Buffers
 from tfps.client.message import Array, Message
 from tfps.client.sources import Attentive, Buffered, Source
@@ -89,8 +90,21 @@ class Connection:
         self._buffers = Buffers()
         self.server: Mapping[str, str] = {}
 
-    def request(self, method: str, tensors: Mapping[str, Array] | None = None, **metadata: str) -> Message:
+    def request(
+        self,
+        method: str,
+        tensors: Mapping[str, Array] | None = None,
+        into: Mapping[str, Array] | None = None,
+        /,
+        **metadata: str,
+    ) -> Message:
         """Send a request, and return the answer. It is sent again if the connection is lost before the answer came.
+
+        Args:
+            method: The request.
+            tensors: The arrays that it has.
+            into: Arrays by name for those of the answer; see ``receive``. Some are changed if the server is lost.
+            metadata: What else belongs to the request.
 
         Raises:
             ServiceError: If the server refuses it.
@@ -102,7 +116,7 @@ class Connection:
             if self._is_closed:
                 raise ServiceError("the client is closed.")
             try:
-                answer = self._answer(message)
+                answer = self._answer(message, into)
             except BaseException:  # such as Ctrl-C: the answer may still come, and is none to the next request
                 self._drop()
                 raise
@@ -137,11 +151,11 @@ class Connection:
                     messages.send(self._socket, Message({"method": LEAVE}))
             self._drop()
 
-    def _answer(self, message: Message) -> Message:
+    def _answer(self, message: Message, into: Mapping[str, Array] | None) -> Message:
         began, pause, was_known = time.monotonic(), _FIRST_PAUSE_SECS, bool(self.server)
         while True:
             try:
-                return self._once(message)
+                return self._once(message, into)
             except OSError as error:
                 self._drop()
                 if self._is_closed:
@@ -159,14 +173,14 @@ class Connection:
         unknown = ": it is not known whether the last request was carried out" if method in _CHANGE else ""
         return PeerLostError(f"{why}{unknown}.")
 
-    def _once(self, message: Message) -> Message:
+    def _once(self, message: Message, into: Mapping[str, Array] | None) -> Message:
         connection = self._socket or self._open()
         try:
             messages.send(connection, message)
         except OSError as error:
             return _last_answer(connection, error)
         assert self._source
-        return _received(self._source, self._buffers.take)
+        return _received(self._source, self._buffers.take, into)
 
     def _check_alive(self) -> None:
         """Check that the server still answers, on another connection: a frozen one acknowledges, and nothing more.
@@ -265,8 +279,8 @@ def _last_answer(connection: socket.socket, error: OSError) -> Message:
     raise error
 
 
-def _received(source: Source, take: messages.Take) -> Message:
-    answer = messages.receive(source, take=take)
+def _received(source: Source, take: receive.Take, into: Mapping[str, Array] | None = None) -> Message:
+    answer = receive.receive(source, take, into)
     if answer is None:
         raise ConnectionResetError("the connection was closed")
     return answer

@@ -17,26 +17,24 @@ import json
 import math
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
-from tfps.client.sources import Source
 from tfps.errors import ProtocolError
 
 Array = np.ndarray[Any, np.dtype[Any]]  # as in numpy.typing, which is slow to import
-Take = Callable[[int], Array]
-"""Returns memory of so many bytes, uint8 [n]."""
 DTYPES: Mapping[str, str] = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1"},
 }
 _NATIVE = {name: np.dtype(kind).newbyteorder("=") for name, kind in DTYPES.items()}
 _NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}  # as they are sent
-_SIZE, MOST_HEADER_BYTES = struct.Struct("<Q"), 16 << 20
+SIZE = struct.Struct("<Q")
+"""The size of a header, with which a message begins."""
 _MOST_DIMENSIONS, _ALIGNED = 32, 8
 _MOST_JOINED = 64 << 10  # a copy of so much is cheaper than a further system call
 _METADATA = "__metadata__"
@@ -44,8 +42,6 @@ _BEGIN = f'{{"{_METADATA}":'
 _MOST_CACHED_BYTES, _ENTRY_BYTES = 32 << 10, 64  # of a header that is kept; of an entry without its name
 _as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _read_json = json.JSONDecoder().raw_decode
-_Memory = TypeVar("_Memory", bytearray, memoryview)
-_new: Take = partial(np.empty, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ def encode(message: Message) -> list[memoryview]:
         raise ProtocolError(f"{wrong!r} cannot be sent: it is no Unicode text.") from None
     header += b" " * (-len(header) % _ALIGNED)
     bodies = [array.reshape(-1).data.cast("B") for array in arrays.values() if array.nbytes]
-    return [memoryview(_SIZE.pack(len(header)) + header), *bodies]
+    return [memoryview(SIZE.pack(len(header)) + header), *bodies]
 
 
 def _entries(arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> str:
@@ -177,87 +173,12 @@ def _flush(to: socket.socket, small: list[memoryview]) -> None:
         small.clear()
 
 
-def receive_header(source: Source, most_bytes: int = MOST_HEADER_BYTES) -> Header | None:
-    """Receive the header of a message; ``None`` if the connection has ended between two messages.
-
-    Args:
-        source: The connection.
-        most_bytes: How large it may be.
+def parsed(content: bytes) -> Header:
+    """Return the header of a message, of whose text this is the UTF-8 form.
 
     Raises:
-        OSError: If the connection fails, or ends within the header.
-        ProtocolError: If what arrives is no such header.
+        ProtocolError: If it is none.
     """
-    size = memoryview(bytearray(_SIZE.size))
-    count = source.recv_into(size)
-    if not count:
-        return None
-    _received(source, size[count:])
-    length = _SIZE.unpack(size)[0]
-    if not 2 <= length <= most_bytes:
-        raise ProtocolError(f"a header of {length:,} bytes is announced: this is no message of tfps.")
-    content = bytearray()
-    while len(content) < length:  # in parts: only what has arrived takes memory
-        content += _received(source, bytearray(min(length - len(content), 1 << 20)))
-    return _parsed(bytes(content))
-
-
-def receive(source: Source, take: Take = _new) -> Message | None:
-    """Receive a message; ``None`` if the connection has ended between two messages.
-
-    Args:
-        source: The connection.
-        take: Returns memory of so many bytes.
-
-    Raises:
-        OSError: If the connection fails, or ends within a message.
-        ProtocolError: If what arrives is no message.
-    """
-    header = receive_header(source)
-    return None if header is None else Message(header.metadata, receive_tensors(source, header, take))
-
-
-def receive_tensors(source: Source, header: Header, take: Take = _new) -> Mapping[str, Array]:
-    """Receive the arrays that a header announces, in memory that ``take`` returns; small ones share it.
-
-    Raises:
-        OSError: If the connection fails, or ends within them.
-    """
-    shared = _received(source, take(header.num_bytes).data) if header.num_bytes <= _MOST_JOINED else None
-    found, end = {}, 0
-    for name, spec in header.tensors.items():
-        begin, end = end, end + spec.num_bytes
-        memory = _received(source, take(spec.num_bytes).data) if shared is None else shared[begin:end]
-        array: Array = np.ndarray(spec.shape, spec.dtype.newbyteorder("<"), memory)
-        found[name] = array.astype(spec.dtype, copy=not array.flags.aligned)
-    return found
-
-
-def skip_tensors(source: Source, header: Header) -> None:
-    """Receive the arrays that a header announces, and forget them.
-
-    Raises:
-        OSError: If the connection fails, or ends within them.
-    """
-    left, buffer = header.num_bytes, bytearray(1 << 16)
-    while left:
-        part = memoryview(buffer)[: min(left, len(buffer))]
-        _received(source, part)
-        left -= len(part)
-
-
-def _received(source: Source, buffer: _Memory) -> _Memory:
-    """Return memory when it is full of what has arrived."""
-    view, done = memoryview(buffer), 0
-    while done < len(view):
-        count = source.recv_into(view[done:])
-        if not count:
-            raise ConnectionResetError("the connection ended within a message")
-        done += count
-    return buffer
-
-
-def _parsed(content: bytes) -> Header:
     try:
         metadata, tensors = _parts(content.decode())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

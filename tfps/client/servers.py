@@ -119,36 +119,44 @@ class Servers:
                 self.first.drop()  # so that another client can give them
                 raise
 
-    def pull(self, names: Sequence[str]) -> dict[str, Array]:
-        """Return parameters by name, all of one step."""
+    def pull(self, names: Sequence[str], into: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Return parameters by name, all of one step.
+
+        Args:
+            names: Their names.
+            into: Arrays by name to receive them in; see ``receive``.
+        """
         asked: dict[int, list[str]] = {}
         for name in names:
             asked.setdefault(self._place(name), []).append(name)
         texts = {index: json.dumps(own) for index, own in (asked or {0: []}).items()}
-        return self.until_ready(lambda: self._pulled(names, texts))
+        places = _in_message(into)
+        return self.until_ready(lambda: self._pulled(names, texts, places))
 
-    def _pulled(self, names: Sequence[str], texts: Mapping[int, str]) -> dict[str, Array]:
+    def _pulled(
+        self, names: Sequence[str], texts: Mapping[int, str], into: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
         for _ in range(_LOST_READS):
-            arrays = self._read(texts)
+            arrays = self._read(texts, into)
             if arrays is not None:
                 return {name: arrays[DENSE + name] for name in names}
         raise ServiceError("the parameters change faster than they can be read from all servers.")
 
-    def _read(self, texts: Mapping[int, str]) -> Mapping[str, Array] | None:
+    def _read(self, texts: Mapping[int, str], into: Mapping[str, Array] | None) -> Mapping[str, Array] | None:
         """Read from servers; return ``None`` if one of them has left the step of another behind.
 
         Raises:
             NotReadyError: If they are of different generations: some have begun again.
         """
         ask = self._connections
-        answers = self._asked("pull", {index: ({}, {"names": text}) for index, text in texts.items()})
+        answers = self._asked("pull", {index: ({}, {"names": text}) for index, text in texts.items()}, into)
         newest = max((answer.metadata for answer in answers.values()), key=lambda said: int(said["step"]))
         if any(answer.metadata["generation"] != newest["generation"] for answer in answers.values()):
             raise NotReadyError("some servers begin again from their last checkpoint.")
         seen = {"generation": newest["generation"], "step": newest["step"]}
         for index, answer in answers.items():
             if answer.metadata["step"] != seen["step"]:
-                answers[index] = ask[index].request("read", {}, names=texts[index], **seen)
+                answers[index] = ask[index].request("read", {}, into, names=texts[index], **seen)
         if any(answer.metadata.get("gone") for answer in answers.values()):
             return None
         for answer in answers.values():
@@ -171,28 +179,37 @@ class Servers:
             seen: Of which moment the parameters are that the gradients were computed with.
         """
         parts = self._parts(arrays)
-        answer = self.until_ready(lambda: self._push(parts, push=str(number), **seen))
+        answer = self.until_ready(lambda: self._push(parts, None, push=str(number), **seen))
         return int(answer.metadata["made"])
 
-    def push_pull(self, arrays: Mapping[str, Array], number: int) -> dict[str, Array]:
-        """Push gradients, and return all parameters as they are then; one round trip if there is one server."""
+    def push_pull(
+        self, arrays: Mapping[str, Array], number: int, into: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Push gradients, and return all parameters as they are then; one round trip if there is one server.
+
+        Args:
+            arrays: See ``push``.
+            number: See ``push``.
+            into: See ``pull``.
+        """
         names = list(self.specs)
         if len(self._connections) > 1:
             self.push(arrays, number, self.progress.seen)
-            return self.pull(names)
+            return self.pull(names, into)
         said = {"push": str(number), "pull": json.dumps(names), **self.progress.seen}
-        answer = self.until_ready(lambda: self._push([arrays], **said))
+        places = _in_message(into)
+        answer = self.until_ready(lambda: self._push([arrays], places, **said))
         self.progress.read(answer)
         return {name: answer.tensors[DENSE + name] for name in names}
 
-    def _push(self, parts: Sequence[Mapping[str, Array]], **said: str) -> Message:
+    def _push(self, parts: Sequence[Mapping[str, Array]], into: Mapping[str, Array] | None, **said: str) -> Message:
         others = [index for index, part in enumerate(parts) if part and index]
         staged = {
             str(index): self._pool.submit(self._connections[index].request, "stage", parts[index], push=said["push"])
             for index in others
         }
         generations = {index: future.result().metadata["generation"] for index, future in staged.items()}
-        answer = self.first.request("push", parts[0], servers=json.dumps(generations), **said)
+        answer = self.first.request("push", parts[0], into, servers=json.dumps(generations), **said)
         self.progress.pushed(answer, {name: said[name] for name in ("generation", "step")})
         return answer
 
@@ -219,14 +236,17 @@ class Servers:
         return list(self._asked(method, {index: (part, metadata) for index, part in enumerate(parts)}).values())
 
     def _asked(
-        self, method: str, requests: Mapping[int, tuple[Mapping[str, Array], Mapping[str, str]]]
+        self,
+        method: str,
+        requests: Mapping[int, tuple[Mapping[str, Array], Mapping[str, str]]],
+        into: Mapping[str, Array] | None = None,
     ) -> dict[int, Message]:
         """Send requests to some servers, by index, at the same time; return the answers."""
         ask = self._connections
         if len(requests) == 1:
-            return {index: ask[index].request(method, part, **said) for index, (part, said) in requests.items()}
+            return {index: ask[index].request(method, part, into, **said) for index, (part, said) in requests.items()}
         sent = {
-            index: self._pool.submit(ask[index].request, method, part, **said)
+            index: self._pool.submit(ask[index].request, method, part, into, **said)
             for index, (part, said) in requests.items()
         }
         return {index: future.result() for index, future in sent.items()}
@@ -271,3 +291,8 @@ class Servers:
                     raise PeerLostError(f"{self.first.address}: not ready for {secs}: {error}") from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECS)
+
+
+def _in_message(arrays: Mapping[str, Array] | None) -> Mapping[str, Array] | None:
+    """Return arrays by the names that they have in a message."""
+    return arrays and {DENSE + name: array for name, array in arrays.items()}

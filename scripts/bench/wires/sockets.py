@@ -6,6 +6,7 @@ import threading
 import numpy as np
 
 from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.message import Message
 from wires.security import Security
 from wires.store import Array, Store
@@ -18,9 +19,9 @@ def serve(port: int, security: Security) -> None:
     def talk(raw: socket.socket) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = tls.wrap_socket(raw, server_side=True) if tls else raw
-        hello = messages.receive(connection)
+        hello = receive.receive(connection)
         assert hello is None or hello.metadata["token"] == security.token
-        while (message := messages.receive(connection)) is not None:
+        while (message := receive.receive(connection)) is not None:
             [(name, array)] = message.tensors.items()
             messages.send(connection, Message({}, {name: store.push_pull(name, array)}))
 
@@ -42,6 +43,6 @@ class Client:
     def push_pull(self, name: str, array: Array) -> Array:
         """Send an array, and return the sum."""
         messages.send(self._socket, Message({}, {name: array.view(np.float32)}))
-        answer = messages.receive(self._socket)
+        answer = receive.receive(self._socket)
         assert answer is not None
         return answer.tensors[name]

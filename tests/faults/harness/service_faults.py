@@ -18,6 +18,7 @@ import storage
 from service import PORT, Run
 
 from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.message import Message
 
 _TRIES, _GARBAGE, _MANY = 20, 200, 1000
@@ -120,7 +121,7 @@ def _connected(index: int, client: str = "") -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", PORT + index), 30) as connection:
         if client:
             messages.send(connection, Message({**_HELLO, "client": client}))
-            messages.receive(connection)
+            receive.receive(connection)
         yield connection
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.message import DTYPES, Message
 from tfps.errors import ProtocolError
 
@@ -31,7 +32,7 @@ def passed(pair: tuple[socket.socket, socket.socket], message: Message) -> Messa
     """Send a message from one end, and return what arrives at the other."""
     sender = threading.Thread(target=messages.send, args=(pair[0], message))
     sender.start()
-    found = messages.receive(pair[1])
+    found = receive.receive(pair[1])
     sender.join()
     assert found is not None
     return found
@@ -87,7 +88,7 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_the_end_between_two_messages_is_no_error(pair: tuple[socket.socket, socket.socket]) -> None:
     """The other end has closed the connection."""
     pair[0].close()
-    assert messages.receive(pair[1]) is None
+    assert receive.receive(pair[1]) is None
 
 
 @pytest.mark.parametrize("count", [1, 8, 20, -1])
@@ -97,7 +98,7 @@ def test_the_end_within_a_message_is_an_error(pair: tuple[socket.socket, socket.
     pair[0].sendall(content[:count])
     pair[0].close()
     with pytest.raises(ConnectionResetError):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_garbage_is_refused(pair: tuple[socket.socket, socket.socket], content: 
     pair[0].sendall(content)
     pair[0].shutdown(socket.SHUT_WR)
     with pytest.raises(ProtocolError, match="no message of tfps"):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 SEPARATORS = pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["as here", "as Python's json"])
@@ -146,7 +147,7 @@ def test_arrays_that_cannot_be_are_refused(
     content = json.dumps({"__metadata__": {}, "w": entry}, separators=separators).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 @SEPARATORS
@@ -159,7 +160,7 @@ def test_metadata_are_texts(
     content = json.dumps({"__metadata__": metadata, **entries}, separators=separators).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 _ENTRY = '"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
@@ -182,7 +183,7 @@ def test_a_header_is_any_json(pair: tuple[socket.socket, socket.socket], header:
     content = header.encode()
     for number in (1.0, 2.0):
         pair[0].sendall(struct.pack("<Q", len(content)) + content + struct.pack("<ff", number, 0.5))
-        found = messages.receive(pair[1])
+        found = receive.receive(pair[1])
         assert found is not None
         assert found.metadata == {"a": '{"w":}', "\u00fc": ',"__metadata__":{'}
         np.testing.assert_array_equal(found.tensors["w"], np.array([number, 0.5], np.float32))
@@ -194,7 +195,7 @@ def test_a_header_that_is_no_json_is_refused(pair: tuple[socket.socket, socket.s
     content = ('{"__metadata__":{"method":"push"}' + end).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="no message of tfps"):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 @pytest.mark.parametrize("blanks", [0, 70_000])
@@ -202,11 +203,11 @@ def test_of_metadata_that_come_twice_the_last_count(pair: tuple[socket.socket, s
     """As in JSON, and in a header of any length; there is no array of that name."""
     content = ('{"__metadata__":{"a":"b"},"__metadata__":{"a":"c"}}' + " " * blanks).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
-    assert messages.receive(pair[1]) == Message({"a": "c"}, {})
+    assert receive.receive(pair[1]) == Message({"a": "c"}, {})
     content = b'{"__metadata__":{},"__metadata__":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
     with pytest.raises(ProtocolError, match="metadata"):
-        messages.receive(pair[1])
+        receive.receive(pair[1])
 
 
 def test_arrays_of_the_same_names_arrive_as_they_are(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -238,11 +239,11 @@ def test_a_receiver_may_refuse_what_is_announced(pair: tuple[socket.socket, sock
     content = json.dumps(header).encode()
     pair[0].sendall(struct.pack("<Q", len(content)) + content)
 
-    announced = messages.receive_header(pair[1])
+    announced = receive.receive_header(pair[1])
     assert announced is not None
     assert announced.num_bytes == 10**10
     messages.send(pair[1], Message({"error": "too large"}))
-    assert messages.receive(pair[0]) == Message({"error": "too large"}, {})
+    assert receive.receive(pair[0]) == Message({"error": "too large"}, {})
 
 
 def test_arrays_that_are_not_wanted_can_be_skipped(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -250,10 +251,10 @@ def test_arrays_that_are_not_wanted_can_be_skipped(pair: tuple[socket.socket, so
     first, second = Message({}, {"w": np.ones(100_000)}), Message({"id": "2"})
     sender = threading.Thread(target=lambda: [messages.send(pair[0], one) for one in (first, second)])
     sender.start()
-    header = messages.receive_header(pair[1])
+    header = receive.receive_header(pair[1])
     assert header is not None
-    messages.skip_tensors(pair[1], header)
-    found = messages.receive(pair[1])
+    receive.skip_tensors(pair[1], header)
+    found = receive.receive(pair[1])
     sender.join()
     assert found is not None
     assert found.metadata == {"id": "2"}
@@ -282,7 +283,7 @@ def test_a_message_may_arrive_byte_by_byte() -> None:
             return 1
 
     for _ in range(2):
-        found = messages.receive(Slow())
+        found = receive.receive(Slow())
         assert found is not None
         assert found.metadata == sent.metadata
         np.testing.assert_array_equal(found.tensors["b"], np.arange(4.0))

@@ -5,7 +5,7 @@ Without JAX, the same for NumPy's arrays.
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,14 +16,61 @@ from tfps.errors import ServiceError
 from tfps.text import show
 
 
-def values(model: Any) -> Mapping[str, Array]:
+class Pytree:
+    """A tree.
+
+    Args:
+        tree: The tree.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+
+    def values(self) -> Mapping[str, Array]:
+        """Return the arrays by their paths.
+
+        Raises:
+            ServiceError: If two arrays have the same path, or something is no array.
+        """
+        return _named(self._tree)
+
+    def buffers(self) -> NoReturn:
+        """Refuse: a tree does not say which arrays an optimizer changes.
+
+        Raises:
+            ServiceError: Always.
+        """
+        raise ServiceError("a pytree has no buffers: give them by name to init and push, as buffers={name: array}.")
+
+    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
+        """Return nothing: arrays of JAX do not change."""
+        del names
+        return {}
+
+    def assign(self, values: Mapping[str, Array]) -> Any:
+        """Return a tree of the same form with other values: arrays of JAX where the old ones are."""
+        return _mapped(self._tree, values, "")
+
+    def gradients(self, given: Any) -> Mapping[str, Array]:
+        """Return the gradients, which are a tree of the same form, or this tree itself.
+
+        Raises:
+            ServiceError: If there is none.
+        """
+        found = _named(self._tree if given is None else given)
+        if not found:
+            raise ServiceError("gradients: the tree has no array.")
+        return found
+
+
+def _named(tree: Any) -> Mapping[str, Array]:
     """Return the arrays by their paths.
 
     Raises:
         ServiceError: If two arrays have the same path, or something is no array.
     """
     found: dict[str, Array] = {}
-    for name, leaf in _leaves(model, ""):
+    for name, leaf in _leaves(tree, ""):
         if name in found:
             raise ServiceError(f"{show(name)} is the path of two arrays: rename one.")
         found[name] = _array(name, leaf)
@@ -38,33 +85,6 @@ def _array(name: str, leaf: Any) -> Array:
             return array
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     raise ServiceError(f"{show(name)}: {kind} is no array: a tree has dicts, lists and tuples of arrays.")
-
-
-def buffers(model: Any) -> NoReturn:
-    """Refuse: a tree does not say which arrays an optimizer changes.
-
-    Raises:
-        ServiceError: Always.
-    """
-    del model
-    raise ServiceError("a pytree has no buffers: give them by name to init and push, as buffers={name: array}.")
-
-
-def assign(model: Any, values: Mapping[str, Array]) -> Any:
-    """Return a tree of the same form with other values: arrays of JAX where the old ones are."""
-    return _mapped(model, values, "")
-
-
-def gradients(model: Any, gradients: Any) -> Mapping[str, Array]:
-    """Return the gradients, which are a tree of the same form, or ``model`` itself.
-
-    Raises:
-        ServiceError: If there is none.
-    """
-    found = values(model if gradients is None else gradients)
-    if not found:
-        raise ServiceError("gradients: the tree has no array.")
-    return found
 
 
 def _children(tree: Any) -> Iterator[tuple[str, Any]] | None:

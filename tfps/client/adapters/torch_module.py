@@ -4,51 +4,109 @@ Arrays share the memory of parameters and gradients on the CPU. bfloat16, which 
 gradients are widened exactly, and a module gets the parameters rounded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array
-from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.text import one_line, show
 
 
-def values(model: Any) -> Mapping[str, Array]:
-    """Return the parameters that require a gradient; one that is used in several places has its first name."""
-    return {name: _array(name, one) for name, one in _parameters(model) if one.requires_grad}
+class TorchModule:
+    """A module.
 
-
-def buffers(model: Any) -> Mapping[str, Array]:
-    """Return the buffers that ``state_dict`` has."""
-    own = dict(_buffers(model))
-    return {name: _array(name, one) for name, one in own.items()}
-
-
-def assign(model: Any, values: Mapping[str, Array]) -> Any:
-    """Copy the values into the parameters and buffers, where they are: other tensors may share their memory.
-
-    Raises:
-        ServiceError: If the value of one that is trained is missing, or one has another shape; none is changed then.
+    Args:
+        model: The module.
     """
-    import torch  # noqa: PLC0415  the model is one of PyTorch
 
-    own = dict(_parameters(model))
-    for name, one in own.items():
-        if name not in values and one.requires_grad:
-            raise ServiceError(f"{show(name)} is no parameter of the service.")
-    if values.keys() - own.keys():
-        own |= dict(_buffers(model))
-    for name, one in own.items():
-        if name in values:
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._parameters = dict(_parameters(model))
+        self._memory: Mapping[str, Array] = {}
+
+    def values(self) -> Mapping[str, Array]:
+        """Return the parameters that require a gradient; one that is used in several places has its first name."""
+        return {name: _array(name, one) for name, one in self._trained()}
+
+    def buffers(self) -> Mapping[str, Array]:
+        """Return the buffers that ``state_dict`` has."""
+        return {name: _array(name, one) for name, one in _buffers(self._model)}
+
+    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
+        """Return the memory of tensors on the CPU."""
+        if all(name in names for name, _ in self._trained()):
+            self._memory = {name: _array(name, one) for name, one in self._own(names).items() if _is_plain(one)}
+        return self._memory
+
+    def assign(self, values: Mapping[str, Array]) -> Any:
+        """Copy the values into the parameters and buffers, where they are: other tensors may share their memory.
+
+        Raises:
+            ServiceError: If the value of a trained one is missing, or one has another shape; none is changed then.
+        """
+        import torch  # noqa: PLC0415  the model is one of PyTorch
+
+        own = self._own(values)
+        for name, _ in self._trained():
+            if name not in values:
+                raise ServiceError(f"{show(name)} is no parameter of the service.")
+        arrived = {name: one for name, one in own.items() if values[name] is self._memory.get(name)}
+        for one in arrived.values():
+            torch.autograd.graph.increment_version(one)  # as ``copy_`` does: backward tells who has saved it before
+        own = {name: one for name, one in own.items() if name not in arrived}
+        for name, one in own.items():
             _check_fits(name, values[name], one)
-    with torch.no_grad():
-        for name in own.keys() & values.keys():
-            value = values[name] if values[name].flags.writeable else values[name].copy()  # or PyTorch warns
-            own[name].copy_(torch.from_numpy(value))
-    return model
+        with torch.no_grad():
+            for name, one in own.items():
+                value = values[name] if values[name].flags.writeable else values[name].copy()  # or PyTorch warns
+                one.copy_(torch.from_numpy(value))
+        return self._model
+
+    def gradients(self, given: Any) -> Mapping[str, Array | Rows]:
+        """Return the gradients of the parameters that have one: their ``grad``, or those given.
+
+        Args:
+            given: ``None``; or tensors by name, as of ``torch.func.grad``; or one for each parameter that is trained,
+                or ``None`` for some, as of ``torch.autograd.grad``.
+
+        Raises:
+            ServiceError: If there is none, or those given are not one for each.
+        """
+        own = {name: one.grad for name, one in self._trained()}
+        if given is not None and not isinstance(given, Mapping):
+            if len(given) != len(own):
+                expected = f"expected {len(own)}, one for each parameter that is trained"
+                raise ServiceError(f"gradients: {expected}, given {len(given)}.")
+            given = dict(zip(own, given, strict=True))
+        chosen = own if given is None else given
+        found = {name: _gradient(name, gradient) for name, gradient in chosen.items() if gradient is not None}
+        if not found:
+            raise ServiceError("no parameter has a gradient: call backward before.")
+        return found
+
+    def _trained(self) -> Iterator[tuple[str, Any]]:
+        return ((name, one) for name, one in self._parameters.items() if one.requires_grad)
+
+    def _own(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the parameters and buffers of these names, as far as there are some."""
+        own = self._parameters
+        if any(name not in own for name in names):
+            own = own | dict(_buffers(self._model))
+        return {name: one for name, one in own.items() if name in names}
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether the numbers of a tensor are one after the other in this process's memory, and nobody else's."""
+    import torch  # noqa: PLC0415
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+        return False
+    is_dense = tensor.layout == torch.strided and tensor.is_contiguous() and tensor.dtype != torch.bfloat16
+    return is_dense and not (tensor.is_neg() or tensor.is_conj() or tensor.is_inference())
 
 
 def _check_fits(name: str, value: Array, own: Any) -> None:
@@ -74,30 +132,6 @@ def _dtype(of: "np.dtype[Any]") -> Any:
     import torch  # noqa: PLC0415
 
     return torch.from_numpy(np.empty(0, of)).dtype
-
-
-def gradients(model: Any, gradients: Any) -> Mapping[str, Array | Rows]:
-    """Return the gradients of the parameters that have one: their ``grad``, or those given.
-
-    Args:
-        model: The module.
-        gradients: ``None``; or tensors by name, as of ``torch.func.grad``; or one for each parameter that is trained,
-            or ``None`` for some, as of ``torch.autograd.grad``.
-
-    Raises:
-        ServiceError: If there is none, or those given are not one for each.
-    """
-    own = {name: one.grad for name, one in _parameters(model) if one.requires_grad}
-    if gradients is not None and not isinstance(gradients, Mapping):
-        if len(gradients) != len(own):
-            expected = f"expected {len(own)}, one for each parameter that is trained"
-            raise ServiceError(f"gradients: {expected}, given {len(gradients)}.")
-        gradients = dict(zip(own, gradients, strict=True))
-    chosen = own if gradients is None else gradients
-    found = {name: _gradient(name, gradient) for name, gradient in chosen.items() if gradient is not None}
-    if not found:
-        raise ServiceError("no parameter has a gradient: call backward before.")
-    return found
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:

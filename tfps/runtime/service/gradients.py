@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array, Message, TensorSpec
-from tfps.client.rows import Rows
 from tfps.client.servers import BUFFER, DENSE, IDS, ROWS
 from tfps.errors import ProtocolError, ServiceError
 from tfps.runtime.service.parameters.aggregate import BufferValue, Change, Gradient

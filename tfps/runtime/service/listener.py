@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 
 from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.buffers import Buffers
 from tfps.client.connection import LEAVE, PROTOCOL, prepare
 from tfps.client.message import Message
@@ -125,7 +126,7 @@ class Listener:
 
     def _greet(self, connection: socket.socket) -> Session | None:
         """Exchange what both say of themselves; return ``None`` if the client is refused."""
-        header = messages.receive_header(Hurried(connection, _HELLO_SECS), _MOST_HELLO_BYTES)
+        header = receive.receive_header(Hurried(connection, _HELLO_SECS), _MOST_HELLO_BYTES)
         if header is None:
             return None
         _check_hello(header)
@@ -154,7 +155,7 @@ class Listener:
         self._server.joined(session)
         source = Buffered(connection)
         try:
-            while (header := messages.receive_header(source)) is not None:
+            while (header := receive.receive_header(source)) is not None:
                 if header.metadata.get("method") == LEAVE:
                     session.has_left = True
                     return
@@ -169,9 +170,9 @@ class Listener:
             if header.num_bytes > _SKIPPED_BYTES:
                 messages.send(connection, _refusal(error))
                 raise ProtocolError(f"{header.num_bytes:,} bytes were announced and refused") from None
-            messages.skip_tensors(source, header)
+            receive.skip_tensors(source, header)
             return _refusal(error)
-        request = Message(header.metadata, messages.receive_tensors(source, header, self._buffers.take))
+        request = Message(header.metadata, receive.receive_tensors(source, header, self._buffers.take))
         try:
             return self._server.answer(request, session)
         except TfpsError as error:

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 from support.service import service
 
-from tfps.client.adapters import adapter_of, keras_model
+from tfps.client.adapters import adapter_of
+from tfps.client.adapters.keras_model import KerasModel
 from tfps.errors import ServiceError
 
 
@@ -25,21 +26,21 @@ def model() -> keras.Model:
 
 def test_names_are_the_paths() -> None:
     """Of those that are trained."""
-    found = keras_model.values(model())
+    found = KerasModel(model()).values()
     assert len(found) == 4
     assert [name for name in found if name.endswith("dense/kernel")]
-    assert adapter_of(model()) is keras_model
+    assert isinstance(adapter_of(model()), KerasModel)
 
 
 def test_a_model_trains_through_a_service() -> None:
     """Each gets the values of the first, and an update is that of one process; averages stay its own."""
     with service(2, learning_rate=0.5) as running, running.client() as ps:
         first, other = model(), model()
-        before = [value.copy() for value in keras_model.values(first).values()]
+        before = [value.copy() for value in KerasModel(first).values().values()]
         ps.init_module(first)
         for variable in other.variables:
             variable.assign(np.zeros(variable.shape, np.float32))
-        names = dict(zip(keras_model.values(other), keras_model.values(first), strict=True))
+        names = dict(zip(KerasModel(other).values(), KerasModel(first).values(), strict=True))
         assert len(names) == 4
         inputs = np.arange(6, dtype=np.float32).reshape(2, 3)
         with tf.GradientTape() as tape:
@@ -58,7 +59,7 @@ def test_a_model_trains_through_a_service() -> None:
 def test_gradients_are_one_for_each_variable(gradients: object) -> None:
     """Else their number is in the error."""
     with pytest.raises(ServiceError, match="gradients: expected 4, one for each trainable variable, given"):
-        keras_model.gradients(model(), gradients)
+        KerasModel(model()).gradients(gradients)
 
 
 def test_a_model_of_other_names_is_refused() -> None:
@@ -77,7 +78,7 @@ def test_a_model_of_other_names_is_refused() -> None:
             [keras.Input([3]), keras.layers.Dense(1, name="dense"), keras.layers.BatchNormalization()]
         )
         with pytest.raises(ServiceError, match="the service has float32"):
-            keras_model.assign(narrow, {one.path: np.zeros([9], np.float32) for one in narrow.trainable_variables})
+            KerasModel(narrow).assign({one.path: np.zeros([9], np.float32) for one in narrow.trainable_variables})
         with pytest.raises(ServiceError, match="no variable has one"):
             ps.push_grads(model(), [None] * len(model().trainable_variables))
 
@@ -88,7 +89,7 @@ def test_averages_are_shared_if_asked_for() -> None:
     first.add(keras.layers.Dropout(0.5, seed=1))
     first.build([None, 3])
     averages = [one for one in first.non_trainable_variables if "moving" in one.path]
-    assert set(keras_model.buffers(first)) == {one.path for one in averages}
+    assert set(KerasModel(first).buffers()) == {one.path for one in averages}
     with service(2) as running, running.client() as ps:
         ps.init_module(first, buffers=True)
         for one in averages:

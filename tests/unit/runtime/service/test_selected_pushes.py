@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from support.service import FIRST, Running, service, together
 
+from tfps.client.arrays import Rows
 from tfps.client.client import Client
 from tfps.client.message import Message
-from tfps.client.rows import Rows
 from tfps.errors import NotReadyError
 from tfps.runtime.service.checkpoints import SavedService, ServiceSaver
 from tfps.runtime.service.pushes import Rules

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.service import FIRST, ONES, service, together
 
-from tfps.client import connection, servers
+from tfps.client import connection, receive, servers
 from tfps.client import message as messages
 from tfps.client.client import Client
 from tfps.client.connect import connect
@@ -288,7 +288,7 @@ def test_what_is_only_announced_takes_no_memory() -> None:
         )[0]
         content = bytes(header[8:]).replace(b"[4,3]", b"[833333333,3]").replace(b"[0,48]", b"[0,9999999996]")
         connection.sendall(struct.pack("<Q", len(content)) + content)
-        answer = messages.receive(connection)
+        answer = receive.receive(connection)
         assert answer is not None
         assert answer.metadata["message"] == "w: expected float32[4, 3], given float32[833333333, 3]."
         assert connection.recv(1) == b""
@@ -303,7 +303,7 @@ def test_requests_that_cannot_be_read_are_refused(metadata: dict[str, str]) -> N
         connection = ps._servers.first._socket
         assert connection
         messages.send(connection, Message(metadata))
-        answer = messages.receive(connection)
+        answer = receive.receive(connection)
         assert answer is not None
         assert answer.metadata["error"] in ("ServiceError", "ProtocolError")
         assert ps.push(ONES) == 1
@@ -508,7 +508,7 @@ def test_who_answers_is_no_service(answer: dict[str, str]) -> None:
         def serve() -> None:
             raw, _ = listening.accept()
             with raw:
-                messages.receive(raw)
+                receive.receive(raw)
                 messages.send(raw, Message(answer))
 
         served = pool.submit(serve)

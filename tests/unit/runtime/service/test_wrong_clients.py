@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.service import FIRST, ONES, Running, service
 
-from tfps.client import message as messages
+from tfps.client import receive
 from tfps.client.client import Client
 from tfps.client.connection import Connection, Identity
 from tfps.client.message import Array
@@ -209,7 +209,7 @@ def _answer_to(running: Running, content: bytes) -> dict[str, str] | None:
     with socket.create_connection((host, int(port)), timeout=20) as raw:
         raw.sendall(struct.pack("<Q", len(content)) + content)
         try:
-            answer = messages.receive(raw)
+            answer = receive.receive(raw)
         except OSError:
             return None
     return dict(answer.metadata) if answer else None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array
-from tfps.client.rows import Rows
 from tfps.modes.sync import aggregation
 
 _ROBUST = ("median", "trimmed_mean")

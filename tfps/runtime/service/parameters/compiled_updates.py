@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array
-from tfps.client.rows import Rows
 from tfps.runtime.service.parameters.aggregate import Gradient
 from tfps.tf_types import Variable
 

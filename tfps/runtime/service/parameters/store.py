@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array, TensorSpec
-from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import make_optimizer
 from tfps.runtime.service.parameters.aggregate import BufferValue, Change, combined, combined_buffer, is_finite

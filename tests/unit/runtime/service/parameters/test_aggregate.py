@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfps.client.rows import Rows
+from tfps.client.arrays import Rows
 from tfps.runtime.service.parameters.aggregate import BufferValue, combined, combined_buffer, is_finite
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfps.client.rows import Rows
+from tfps.client.arrays import Rows
 from tfps.runtime.service.parameters import compiled_updates
 from tfps.runtime.service.parameters.compiled_updates import CompiledUpdates
 

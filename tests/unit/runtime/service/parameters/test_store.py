@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfps.client.arrays import Rows
 from tfps.client.message import Array, TensorSpec
-from tfps.client.rows import Rows
 from tfps.errors import ServiceError
 from tfps.optimizers.registry import OPTIMIZERS, make_optimizer
 from tfps.runtime.service.parameters import store as store_module
