@@ -14,11 +14,12 @@ from support.service import Wire, service, together
 from torch import nn
 from torch.nn import functional
 
+from tfps.client import receive
 from tfps.client.adapters import adapter_of
 from tfps.client.adapters.torch_module import TorchModule
 from tfps.client.arrays import Rows
 from tfps.client.connect import connect
-from tfps.errors import ServiceError
+from tfps.errors import PeerLostError, ServiceError
 from tfps.runtime.service.pushes import Rules
 
 FIRST = "first.weight", "first.bias", "last.bias"
@@ -216,6 +217,85 @@ def test_a_module_that_lacks_the_values_is_not_changed() -> None:
                 ps.pull_into(other)
             for name, value in arrays(other).items():
                 np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("device", ["cpu:0", "meta"])
+def test_the_default_device_is_that_of_new_tensors_only(device: str) -> None:
+    """What arrives, and what is pushed, is the module's."""
+    model = nn.Linear(3, 2)
+    with service() as running, running.client() as ps:
+        ps.init_module(model)
+        before = arrays(model)
+        model(torch.ones(1, 3)).sum().backward()
+        with torch.device(device):
+            ps.push_pull_into(model)
+            ps.push_grads(model)
+            ps.pull_into(model)
+        assert arrays(model)["bias"].tolist() == (before["bias"] - 2).tolist()
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_memory_of_two_parameters_has_the_value_of_one(num_ps: int) -> None:
+    """Of the last one, however the servers answer."""
+    first, last = (nn.Linear(300, 300, bias=False) for _ in range(2))
+    last.weight.data = first.weight.data
+    model = nn.ModuleList([first, last])
+    with service(num_ps) as running, running.client() as ps:
+        ps.init_module(model)
+        start = first.weight.detach().numpy().copy()
+        ps.push({"0.weight": np.ones_like(start), "1.weight": np.full_like(start, 2)})
+        for _ in range(5):
+            ps.pull_into(model)
+            np.testing.assert_array_equal(first.weight.detach().numpy(), start - 2)
+
+
+def test_backward_tells_of_values_of_which_a_part_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service is lost after the first array: the module has values of two steps, and a gradient is refused."""
+    model, filled = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), receive._filled
+    arrived: list[np.ndarray] = []
+
+    def cut(source: Any, array: np.ndarray) -> np.ndarray:
+        if arrived:
+            raise ConnectionResetError("the connection is cut")
+        arrived.append(array)
+        return filled(source, array)
+
+    with service() as running, running.client(retry_secs=0.2) as ps:
+        ps.init_module(model)
+        before = arrays(model)
+        loss = model(torch.ones(2, 4)).square().sum()
+        ps.push({name: np.ones_like(value) for name, value in before.items()})
+        monkeypatch.setattr(receive, "_filled", cut)
+        with pytest.raises(PeerLostError):
+            ps.pull_into(model)
+    changed = [name for name, value in arrays(model).items() if not np.array_equal(value, before[name])]
+    assert len(changed) == len(arrived) == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_float8_is_rounded_from_what_the_service_has() -> None:
+    """NumPy lacks it, so it cannot be sent."""
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False).to(torch.float8_e4m3fn)
+    with service() as running, running.client() as ps:
+        ps.init_module(model)
+        ps.pull_into(other)
+        assert torch.equal(other.weight.float(), model.weight.detach().to(torch.float8_e4m3fn).float())
+
+
+def test_tensors_that_cannot_be_changed_are_refused() -> None:
+    """Before any other one is changed."""
+    expanded = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    expanded[1].weight.data = torch.zeros(1).expand(2, 2)
+    with torch.inference_mode():
+        of_inference = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with service() as running, running.client() as ps:
+        ps.init_module(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        for model in expanded, of_inference:
+            before = arrays(model)
+            with pytest.raises(ServiceError, match="cannot be changed"):
+                ps.pull_into(model)
+            np.testing.assert_array_equal(arrays(model)["0.weight"], before["0.weight"])
 
 
 def test_buffers_are_those_of_the_state() -> None:

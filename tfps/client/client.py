@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfps.client.adapters import adapter_of, memory_for
+from tfps.client.adapters import adapter_of
 from tfps.client.arrays import Rows, as_array, as_ids, check_mapping
 from tfps.client.background import Background
 from tfps.client.message import Array, TensorSpec
@@ -158,7 +158,7 @@ class Client:
         malloc.keep_freed()
         adapter = adapter_of(model)
         specs = self._servers.specs
-        return adapter.assign(self._servers.pull(list(specs), memory_for(specs, adapter)))
+        return adapter.assign(self._servers.pull(list(specs), adapter.memory(specs)))
 
     def push_grads(self, model: Any, gradients: Any = None, buffers: bool = False) -> int:
         """Push the gradients of a model; return what ``push`` returns.
@@ -180,7 +180,7 @@ class Client:
         adapter = adapter_of(model)
         values = {name: one.copy() for name, one in adapter.buffers().items()} if buffers else None  # not what arrives
         arrays = self._named(adapter.gradients(gradients), values)
-        return adapter.assign(self._push_pull(arrays, memory_for(self._servers.specs, adapter)))
+        return adapter.assign(self._push_pull(arrays, adapter.memory(self._servers.specs)))
 
     def wait(self, step: int, timeout_secs: float = 3600.0) -> bool:
         """Wait until so many updates are made; return whether they are, and not the time is over."""

@@ -1,7 +1,7 @@
 """Models of other libraries as parameters by name. A library is imported only for a model that is its own."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tfps.client.adapters.keras_model import KerasModel
@@ -21,11 +21,11 @@ class Adapter(Protocol):
     def buffers(self) -> Mapping[str, Array]:
         """Return what no optimizer changes, such as the averages of batch norm, by name."""
 
-    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
-        """Return by name the memory of the model that values may be written into; ``assign`` has to follow.
+    def memory(self, specs: Mapping[str, TensorSpec]) -> Mapping[str, Array] | None:
+        """Return by name the memory of the model where values may arrive, before ``assign`` is called with them.
 
         Args:
-            names: What the service has. If the model is trained with more, there is none.
+            specs: What the service has. If one part of it cannot arrive there, or the model needs more, there is none.
         """
 
     def assign(self, values: Mapping[str, Array]) -> Any:
@@ -37,18 +37,6 @@ class Adapter(Protocol):
 
     def gradients(self, given: Any) -> Mapping[str, Array | Rows]:
         """Return the gradients by name: those given, or the model's own."""
-
-
-def memory_for(specs: Mapping[str, TensorSpec], adapter: Adapter) -> Mapping[str, Array] | None:
-    """Return the memory of a model if all that a service has can arrive there, and ``None`` otherwise.
-
-    Args:
-        specs: What the service has.
-        adapter: That of the model.
-    """
-    own = adapter.memory(specs)
-    fits = own.keys() == specs.keys() and all(spec.fits(own[name], spec.is_buffer) for name, spec in specs.items())
-    return own if fits else None
 
 
 def adapter_of(model: Any) -> Adapter:

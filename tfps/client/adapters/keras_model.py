@@ -1,6 +1,6 @@
 """Keras 3 models and layers, whatever their backend: variables by their ``path``."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfps.client.arrays import check_fits
@@ -31,10 +31,9 @@ class KerasModel:
         own = {one.path: _array(one) for one in self._model.non_trainable_variables}
         return {path: array for path, array in own.items() if array.dtype.kind == "f"}
 
-    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
+    def memory(self, specs: Mapping[str, TensorSpec]) -> None:
         """Return nothing: backends have their own memory."""
-        del names
-        return {}
+        del specs
 
     def assign(self, values: Mapping[str, Array]) -> Any:
         """Give the variables the values.

@@ -5,7 +5,7 @@ Without JAX, the same for NumPy's arrays.
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -42,10 +42,9 @@ class Pytree:
         """
         raise ServiceError("a pytree has no buffers: give them by name to init and push, as buffers={name: array}.")
 
-    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
+    def memory(self, specs: Mapping[str, TensorSpec]) -> None:
         """Return nothing: arrays of JAX do not change."""
-        del names
-        return {}
+        del specs
 
     def assign(self, values: Mapping[str, Array]) -> Any:
         """Return a tree of the same form with other values: arrays of JAX where the old ones are."""

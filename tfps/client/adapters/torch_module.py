@@ -4,14 +4,15 @@ Arrays share the memory of parameters and gradients on the CPU. bfloat16, which 
 gradients are widened exactly, and a module gets the parameters rounded.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tfps.client.arrays import Rows
-from tfps.client.message import Array
+from tfps.client.message import Array, TensorSpec
 from tfps.errors import ServiceError
 from tfps.text import one_line, show
 
@@ -36,11 +37,19 @@ class TorchModule:
         """Return the buffers that ``state_dict`` has."""
         return {name: _array(name, one) for name, one in _buffers(self._model)}
 
-    def memory(self, names: Collection[str]) -> Mapping[str, Array]:
-        """Return the memory of tensors on the CPU."""
-        if all(name in names for name, _ in self._trained()):
-            self._memory = {name: _array(name, one) for name, one in self._own(names).items() if _is_plain(one)}
-        return self._memory
+    def memory(self, specs: Mapping[str, TensorSpec]) -> Mapping[str, Array] | None:
+        """Return the memory of contiguous tensors on the CPU that have no part of it in common."""
+        own = self._own(specs)
+        is_whole = own.keys() == specs.keys() and all(name in specs for name, _ in self._trained())
+        found = {name: _memory(one) for name, one in own.items()} if is_whole else {}
+        arrays = {
+            name: one for name, one in found.items() if one is not None and specs[name].fits(one, specs[name].is_buffer)
+        }
+        if not arrays or arrays.keys() != specs.keys() or _overlap(list(arrays.values())):
+            return None
+        _change(own.values())
+        self._memory = arrays
+        return arrays
 
     def assign(self, values: Mapping[str, Array]) -> Any:
         """Copy the values into the parameters and buffers, where they are: other tensors may share their memory.
@@ -54,10 +63,7 @@ class TorchModule:
         for name, _ in self._trained():
             if name not in values:
                 raise ServiceError(f"{show(name)} is no parameter of the service.")
-        arrived = {name: one for name, one in own.items() if values[name] is self._memory.get(name)}
-        for one in arrived.values():
-            torch.autograd.graph.increment_version(one)  # as ``copy_`` does: backward tells who has saved it before
-        own = {name: one for name, one in own.items() if name not in arrived}
+        own = {name: one for name, one in own.items() if values[name] is not self._memory.get(name)}
         for name, one in own.items():
             _check_fits(name, values[name], one)
         with torch.no_grad():
@@ -99,14 +105,37 @@ class TorchModule:
         return {name: one for name, one in own.items() if name in names}
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Return whether the numbers of a tensor are one after the other in this process's memory, and nobody else's."""
+def _memory(tensor: Any) -> Array | None:
+    """Return the memory of a tensor on the CPU; ``None`` if that is not its numbers, one after the other."""
     import torch  # noqa: PLC0415
 
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-        return False
-    is_dense = tensor.layout == torch.strided and tensor.is_contiguous() and tensor.dtype != torch.bfloat16
-    return is_dense and not (tensor.is_neg() or tensor.is_conj() or tensor.is_inference())
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
+        return None
+    try:
+        array: Array = tensor.detach().numpy()
+    except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
+        return None
+    is_own = not array.nbytes or _address(array) == tensor.data_ptr()
+    return array if is_own and array.flags.c_contiguous else None
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _overlap(arrays: Sequence[Array]) -> bool:
+    """Return whether two arrays have some memory in common."""
+    places = sorted((_address(one), one.nbytes) for one in arrays if one.nbytes)
+    return any(begin + size > after for (begin, size), (after, _) in pairwise(places))
+
+
+def _change(tensors: Iterable[Any]) -> None:
+    """Note that values change, as ``copy_`` does: ``backward`` then refuses gradients that need the old ones."""
+    import torch  # noqa: PLC0415
+
+    for one in tensors:
+        torch.autograd.graph.increment_version(one)
 
 
 def _check_fits(name: str, value: Array, own: Any) -> None:
@@ -119,6 +148,9 @@ def _check_fits(name: str, value: Array, own: Any) -> None:
 
     if torch.nn.parameter.is_lazy(own) or own.is_meta:
         raise ServiceError(f"{show(name)}: the module has no values yet: give it a first batch, or a device.")
+    is_expanded = any(size > 1 and not step for size, step in zip(own.shape, own.stride(), strict=True))
+    if is_expanded or (own.is_inference() and not torch.is_inference_mode_enabled()):
+        raise ServiceError(f"{show(name)}: the tensor cannot be changed, as it is expanded, or made for inference.")
     if value.shape != tuple(own.shape):
         raise ServiceError(f"{show(name)}: the service has {list(value.shape)}, the module {list(own.shape)}.")
     dtype = _dtype(value.dtype)
@@ -182,7 +214,7 @@ def _array(name: str, tensor: Any) -> Array:
     import torch  # noqa: PLC0415
 
     try:
-        own = torch.as_tensor(tensor).detach()
+        own = (tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)).detach()
         array: Array = (own.float() if own.dtype == torch.bfloat16 else own).numpy(force=True)
     except (TypeError, ValueError, RuntimeError) as error:  # such as float8, or a lazy module that has no shape yet
         raise ServiceError(f"{show(name)}: cannot be sent: {one_line(str(error))}") from None
