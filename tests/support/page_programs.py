@@ -16,7 +16,8 @@ from tfps.data import digits
 
 Floats = npt.NDArray[np.float64]
 LOOPBACK = REPO / "tests" / "support" / "loopback"
-MOST_LINES, END_SECS = 60, 60  # of a program; after a signal
+_MOST_LINES = 60
+_SECS_TO_END = 60
 
 
 def program(page: str) -> str:
@@ -24,7 +25,7 @@ def program(page: str) -> str:
     text = (REPO / "tfps" / "docs" / page).read_text()
     found = re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found, page
-    assert found[1].count("\n") < MOST_LINES
+    assert found[1].count("\n") < _MOST_LINES
     return found[1]
 
 
@@ -55,7 +56,7 @@ def _communicate(started: subprocess.Popen[str], secs: float) -> tuple[str, str]
         return started.communicate(timeout=secs)
     except subprocess.TimeoutExpired:
         started.send_signal(signal.SIGABRT)
-        return started.communicate(timeout=END_SECS)
+        return started.communicate(timeout=_SECS_TO_END)
 
 
 class Trained(NamedTuple):

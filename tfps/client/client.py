@@ -178,7 +178,9 @@ class Client:
         Takes what ``push_grads`` takes, and returns what ``pull_into`` returns.
         """
         adapter = adapter_of(model)
-        values = {name: one.copy() for name, one in adapter.buffers().items()} if buffers else None  # not what arrives
+        values = (
+            {name: one.copy() for name, one in adapter.buffers().items()} if buffers else None
+        )  # the answer overwrites theirs
         arrays = self._named(adapter.gradients(gradients), values)
         return adapter.assign(self._push_pull(arrays, adapter.memory(self._servers.specs)))
 

@@ -5,7 +5,6 @@ import socket
 import struct
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,6 @@ from tfps.client import message as messages
 from tfps.client import receive
 from tfps.client.message import DTYPES, Message
 from tfps.errors import ProtocolError
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a connection."""
-    ends = socket.socketpair()
-    for end in ends:
-        end.settimeout(30)
-    yield ends
-    for end in ends:
-        end.close()
 
 
 def passed(pair: tuple[socket.socket, socket.socket], message: Message) -> Message:

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,17 +18,6 @@ SENT = {
     "odd": np.arange(3, dtype=np.uint8),
     "after": np.arange(4.0),
 }
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The two ends of a connection."""
-    ends = socket.socketpair()
-    for end in ends:
-        end.settimeout(30)
-    yield ends
-    for end in ends:
-        end.close()
 
 
 def passed(pair: tuple[socket.socket, socket.socket], into: dict[str, np.ndarray]) -> Message:

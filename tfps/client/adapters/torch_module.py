@@ -4,7 +4,7 @@ Arrays share the memory of parameters and gradients on the CPU. bfloat16, which 
 gradients are widened exactly, and a module gets the parameters rounded.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -39,13 +39,10 @@ class TorchModule:
 
     def memory(self, specs: Mapping[str, TensorSpec]) -> Mapping[str, Array] | None:
         """Return the memory of contiguous tensors on the CPU that have no part of it in common."""
-        own = self._own(specs)
-        is_whole = own.keys() == specs.keys() and all(name in specs for name, _ in self._trained())
-        found = {name: _memory(one) for name, one in own.items()} if is_whole else {}
-        arrays = {
-            name: one for name, one in found.items() if one is not None and specs[name].fits(one, specs[name].is_buffer)
-        }
-        if not arrays or arrays.keys() != specs.keys() or _overlap(list(arrays.values())):
+        own, needed = self._own(specs), {name for name, _ in self._trained()}
+        found = {name: _memory(one, specs[name]) for name, one in own.items()}
+        arrays = {name: array for name, array in found.items() if array is not None}
+        if arrays.keys() != specs.keys() or needed - arrays.keys() or _overlap(arrays.values()):
             return None
         _change(own.values())
         self._memory = arrays
@@ -105,8 +102,8 @@ class TorchModule:
         return {name: one for name, one in own.items() if name in names}
 
 
-def _memory(tensor: Any) -> Array | None:
-    """Return the memory of a tensor on the CPU; ``None`` if that is not its numbers, one after the other."""
+def _memory(tensor: Any, spec: TensorSpec) -> Array | None:
+    """Return the memory of a tensor on the CPU; ``None`` if it has not the numbers of a value, one after the other."""
     import torch  # noqa: PLC0415
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_inference():
@@ -116,7 +113,7 @@ def _memory(tensor: Any) -> Array | None:
     except (TypeError, RuntimeError):  # on another device, or of a dtype that NumPy lacks
         return None
     is_own = not array.nbytes or _address(array) == tensor.data_ptr()
-    return array if is_own and array.flags.c_contiguous else None
+    return array if is_own and array.flags.c_contiguous and spec.fits(array, spec.is_buffer) else None
 
 
 def _address(array: Array) -> int:
@@ -124,7 +121,7 @@ def _address(array: Array) -> int:
     return address
 
 
-def _overlap(arrays: Sequence[Array]) -> bool:
+def _overlap(arrays: Iterable[Array]) -> bool:
     """Return whether two arrays have some memory in common."""
     places = sorted((_address(one), one.nbytes) for one in arrays if one.nbytes)
     return any(begin + size > after for (begin, size), (after, _) in pairwise(places))
@@ -148,14 +145,24 @@ def _check_fits(name: str, value: Array, own: Any) -> None:
 
     if torch.nn.parameter.is_lazy(own) or own.is_meta:
         raise ServiceError(f"{show(name)}: the module has no values yet: give it a first batch, or a device.")
-    is_expanded = any(size > 1 and not step for size, step in zip(own.shape, own.stride(), strict=True))
-    if is_expanded or (own.is_inference() and not torch.is_inference_mode_enabled()):
-        raise ServiceError(f"{show(name)}: the tensor cannot be changed, as it is expanded, or made for inference.")
+    if not _may_change(own):
+        raise ServiceError(
+            f"{show(name)}: the tensor cannot be changed: it is sparse, expanded, or made for inference."
+        )
     if value.shape != tuple(own.shape):
         raise ServiceError(f"{show(name)}: the service has {list(value.shape)}, the module {list(own.shape)}.")
     dtype = _dtype(value.dtype)
     if dtype != own.dtype and not (dtype.is_floating_point and own.dtype.is_floating_point):
         raise ServiceError(f"{show(name)}: the service has {value.dtype.name}, the module {own.dtype}.")
+
+
+def _may_change(tensor: Any) -> bool:
+    """Return whether PyTorch copies dense values into a tensor."""
+    import torch  # noqa: PLC0415
+
+    if tensor.layout != torch.strided or (tensor.is_inference() and not torch.is_inference_mode_enabled()):
+        return False
+    return not any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @cache

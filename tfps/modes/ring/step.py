@@ -115,7 +115,7 @@ class _Builder:
             give_back=lambda _count: self._end_input(),
             chief_init=self._chief_init(),
             worker_init=self._worker_init(),
-            read_barrier=leaves(self._taken),
+            read_barrier=leaves(self._taken),  # the packed wire may leave out the group itself
             hold=self._hold,
             recovery=self._recovery(),
             updates_ahead=tf.stack([one.read_value() for one in self._pushed]) - self._global_step.read_value(),
